@@ -131,8 +131,9 @@ def with_model(registry: Registry, target: Target, headers: Headers, body: Body)
             registry.find(found.name)
         return target._replace(name=found.name or _only_model(registry), version=found.version)
     except (ModelNotFound, BadRequest) as error:
-        about = error.message if found.name else "Name the model in the field 'model'"
-        raise type(error)(f"{about}. Models here: {openai.listed(registry.models) or 'none'}.") from None
+        about = error.message.removesuffix(".") if found.name else "Name the model in the field 'model'"
+        stop = "" if about.endswith("?") else "."
+        raise type(error)(f"{about}{stop} Models here: {openai.listed(registry.models) or 'none'}.") from None
 
 
 def _from_predictions(path: str) -> Target | None:
