@@ -155,7 +155,9 @@ def is_out_of_device_memory(error: BaseException) -> bool:
 
 def is_device_lost(error: BaseException) -> bool:
     """After such an error every later call of CUDA, or of the engine, fails in this process: only a new worker helps."""
-    return isinstance(error, EngineDied) or isinstance(error, RuntimeError) and "CUDA error" in text_of(error) and not is_out_of_device_memory(error)
+    if isinstance(error, EngineDied):
+        return True
+    return isinstance(error, RuntimeError) and "CUDA error" in text_of(error) and not is_out_of_device_memory(error)
 
 
 def streamed_headers(block: Buffer) -> Buffer:

@@ -47,6 +47,8 @@ class TextPiece(NamedTuple):
     tokens: int  # that were generated since the last piece
     finished: FinishReason | None = None
     logprobs: Sequence[TokenLogprob] = ()
+    token_ids: Sequence[int] = ()
+    stop: str | None = None  # the stop string that ended it
 
 
 class EngineStats(NamedTuple):
