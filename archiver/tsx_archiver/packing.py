@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tsx_archiver.errors import CannotPack, DuplicateInput, InputMissing, InvalidConfig, InvalidModelName
+from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, split_handler
 from tsx_archiver.metadata.mlmodel import PYFUNC, PYTORCH
 from tsx_archiver.metadata.modelconfig import check_model_config
@@ -28,6 +29,8 @@ BUILTIN_HANDLERS = (
     "trt_llm_handler",
     PYTORCH,
     PYFUNC,
+    HANDLER,
+    GENERATION_HANDLER,
 )
 RUNTIMES = ("python", "python3", "LSP")
 _HANDLER_SUFFIX = {"LSP": ".so"}
@@ -44,8 +47,8 @@ class ArchiveSpec:
     `handler` is a name that comes with the server, or `path/file.py`, `path/file` or either with `:function`.
     `extra_files` is a comma list as on the command line, or a sequence of paths; patterns are expanded, a directory stands
     for its content.
-    `contents` are files that exist in memory only, by their name in the archive. `extra_manifest` is carried over into the
-    manifest where it says something that the other fields do not.
+    `contents` are files that exist in memory only, by their name in the archive; `files` those that have another name there.
+    `extra_manifest` is carried over into the manifest where it says something that the other fields do not.
     """
 
     model_name: str
@@ -58,6 +61,7 @@ class ArchiveSpec:
     requirements_file: Path | str | None = None
     config_file: Path | str | None = None
     contents: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
     extra_manifest: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -98,6 +102,8 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
         _check_config(Path(spec.config_file), warn)
     for path in extra_paths(spec.extra_files, warn):
         members.add_tree(path)
+    for name, path in spec.files.items():
+        members.add(planned_file(name, path), str(path))
     for name, content in spec.contents.items():
         members.add(PlannedMember(name, content, len(content)), f"contents {name}")
     manifest = {"createdOn": created_on(), "runtime": spec.runtime, "model": model}

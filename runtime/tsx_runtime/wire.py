@@ -139,6 +139,7 @@ class LoadOrder(TypedDict):
     ranks: int  # processes of the worker; 1 unless it is a torchrun group
     gpus: int  # that the worker has, `gpu_id` first
     limit_max_image_pixels: bool
+    trust_remote_code: bool  # whether the operator lets code that lies in a Hugging Face model run
     decode_input_request: bool
     max_response_size: int
     server_version: str

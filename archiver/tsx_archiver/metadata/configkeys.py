@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from tsx_archiver.metadata.caching import read_cache
 from tsx_archiver.metadata.forms import NAME
+from tsx_archiver.metadata.huggingface import read_huggingface
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_archiver.metadata.slo import read_target
 from tsx_archiver.names import normal, path_fault
@@ -173,6 +174,7 @@ TSX_KEYS = (
     ConfigKey("threads", "threads", whole(1)),
     ConfigKey("precision", "precision", one_of("fp32", "fp16", "bf16")),
     ConfigKey("forms", "forms", form_names),
+    ConfigKey("huggingface", "huggingface", read_huggingface),
     ConfigKey("input_shape", "input_shape", shape),
     ConfigKey("warmup", "warmup", sequence),
 )

@@ -14,6 +14,7 @@ import yaml
 from tsx_archiver.errors import InvalidConfig
 from tsx_archiver.metadata.caching import CacheConfig
 from tsx_archiver.metadata.configkeys import BACKEND_KEYS, KEYS, TORCHRUN_KEYS, WARM_UP_KEYS, ConfigKey
+from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_archiver.metadata.model_limits import ModelLimits
 from tsx_archiver.metadata.safeyaml import load_yaml_file
 
@@ -92,6 +93,7 @@ class ModelConfig(ModelLimits["int | None"]):
     threads: int | None = None
     precision: str | None = None  # fp32, fp16 or bf16
     forms: tuple[str, ...] | None = None  # of tsx-forms.json, in the order in which they are tried
+    huggingface: HuggingFaceConfig | None = None
     input_shape: tuple[int | None, ...] | None = None  # of one row; None where any size fits
     warmup: tuple[WarmUp, ...] | None = None
     raw: dict[str, Any] = field(default_factory=dict)

@@ -20,8 +20,10 @@ from tsx_archiver import (
     verify_archive,
 )
 from tsx_archiver.limits import human
+from tsx_archiver.metadata.huggingface import MANIFEST_KEY as HUGGINGFACE_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY
 from tsx_archiver.storage.cache import Cache
+from tsx_cli.archive.huggingface import is_pretrained, name_of
 from tsx_cli.archive.mlflow import default_name, is_mlflow
 from tsx_cli.archive.model_file import kind_in_words
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, pack
@@ -37,6 +39,8 @@ from tsx_runtime.shared.log_format import escaped
 
 def pack_files(files: Sequence[Path], order: Packing, check_it: bool, tolerance: float, as_json: bool) -> None:
     """Each by itself; with none, what the options alone make."""
+    if order.huggingface.trust_remote_code and not check_it:
+        raise UsageError("--trust-remote-code is for --check, which loads the model; who serves the archive decides again")
     paths: list[Path | None] = [*files] if files else [None]
     _check_names(paths, order.name)
     results = [one(path, order, check_it, tolerance, quiet=as_json) for path in paths]
@@ -52,8 +56,8 @@ def _check_names(paths: Sequence[Path | None], name: str | None) -> None:
         raise UsageError(f"--name {name} can name only one archive, but {len(paths)} files are given")
     seen: dict[str, Path] = {}
     for path in paths:
-        if path is not None and (is_mlflow(path) or not is_archive(path)):
-            named = default_name(path) if is_mlflow(path) else default_model_name(path)
+        if path is not None and not _is_archive(path):
+            named = name_of(path) if is_pretrained(path) else default_name(path) if is_mlflow(path) else default_model_name(path)
             twin = seen.setdefault(named, path)
             if twin is not path:
                 raise UsageError(f"'{twin}' and '{path}' would both be named {named}; pack them one by one with --name")
@@ -61,14 +65,18 @@ def _check_names(paths: Sequence[Path | None], name: str | None) -> None:
 
 def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, quiet: bool) -> Packed:
     """One file of the command line: packed, checked, or both."""
-    if path is not None and is_archive(path) and not is_mlflow(path):
+    if path is not None and _is_archive(path):
         if not check_it:
             raise UsageError(f"'{path}' is already an archive; `tsx archive inspect {path}` shows it, --check tests it")
         if order.belongs_to_packing():
             raise UsageError(f"'{path}' is already an archive and is only checked; remove {order.belongs_to_packing()}")
-        return check(Packed(str(path)), order.samples, tolerance, quiet=quiet)
+        return check(Packed(str(path)), order.samples, tolerance, trust_remote_code=order.huggingface.trust_remote_code, quiet=quiet)
     packed = pack(path, order, quiet=quiet)
-    return check(packed, [], tolerance, quiet=quiet) if check_it else packed
+    return check(packed, [], tolerance, trust_remote_code=order.huggingface.trust_remote_code, quiet=quiet) if check_it else packed
+
+
+def _is_archive(path: Path) -> bool:
+    return is_archive(path) and not is_mlflow(path) and not is_pretrained(path)
 
 
 def inspect(file: Path, as_json: bool) -> None:
@@ -86,6 +94,7 @@ def inspect(file: Path, as_json: bool) -> None:
         ("kind", kind_in_words(inspection.model) if inspection.model else "code only"),
         ("handler", manifest.handler or "none named"),
         ("mlflow", manifest.data.get(MANIFEST_KEY)),
+        *((key, _in_words(value)) for key, value in (manifest.data.get(HUGGINGFACE_KEY) or {}).items()),
         ("model file", manifest.model_file),
         ("requirements", manifest.requirements_file),
         ("form", f"{inspection.form}, {human(inspection.size)}"),
@@ -98,6 +107,10 @@ def inspect(file: Path, as_json: bool) -> None:
         print(escaped(str(measured)))
     for problem in inspection.problems:
         print(f"note: {escaped(str(problem))}")
+
+
+def _in_words(value: object) -> object:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def verify(file: Path, as_json: bool) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from tsx_cli.common.inputs import split_list
 from tsx_cli.common.lazy import DefaultGroup
-from tsx_cli.common.options import AsJson, ExtraFiles, Handler, ModelFile
+from tsx_cli.common.options import Adapters, AsJson, ExtraFiles, Handler, ModelFile, Task, TrustRemoteCode
 
 
 class ArchiveGroup(DefaultGroup):
@@ -30,7 +30,11 @@ def archive() -> None:
 @app.command("pack", hidden=True)
 def pack_command(
     files: Annotated[
-        list[Path] | None, typer.Argument(metavar="FILE...", help="Trained models, or MLflow's; each becomes one archive.")
+        list[Path] | None,
+        typer.Argument(
+            metavar="FILE...",
+            help="Trained models, MLflow's, or Hugging Face's (a directory, or hf:ORG/NAME@REVISION); each becomes one archive.",
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Name of the model; by default that of the file.")] = None,
     version: Annotated[str | None, typer.Option("--version", "-v", help="Version of the model; 1.0 if not given.")] = None,
@@ -61,6 +65,9 @@ def pack_command(
     tracking_uri: Annotated[
         str | None, typer.Option(help="MLflow's server, for models:/NAME/VERSION, models:/NAME@ALIAS and runs:/ID/PATH.")
     ] = None,
+    task: Task = None,
+    adapters: Adapters = None,
+    trust_remote_code: TrustRemoteCode = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite an existing archive.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -71,6 +78,7 @@ def pack_command(
     With --check, FILE may also be an existing archive. Exit code 3: it loaded, but there was no sample to send.
     """
     from tsx_cli.archive import actions
+    from tsx_cli.archive.huggingface import HuggingFaceOptions
     from tsx_cli.archive.model_file import HandlerFiles
     from tsx_cli.archive.packing import Packing
 
@@ -87,6 +95,7 @@ def pack_command(
         samples or [],
         import_it and not check_it,
         tracking_uri,
+        HuggingFaceOptions(task, adapters or [], trust_remote_code),
     )
     actions.pack_files(files or [], order, check_it, tolerance, as_json)
 

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsx_archiver import ArchiveSpec, Format, write_archive
+from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.limits import human
 from tsx_archiver.progress import progress_bar
+from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec, is_pretrained
 from tsx_cli.archive.importing import check_code
 from tsx_cli.archive.mlflow import is_mlflow, is_uri, mlflow_spec
 from tsx_cli.archive.model_file import DEFAULT_HANDLER, HandlerFiles, work_out
@@ -43,6 +45,7 @@ class Packing:
     samples: Sequence[Path]
     import_it: bool = True
     tracking_uri: str | None = None  # of MLflow's server
+    huggingface: HuggingFaceOptions = field(default_factory=HuggingFaceOptions)
 
     def belongs_to_packing(self) -> str:
         """Options that were given and make no sense for an archive that exists."""
@@ -54,6 +57,8 @@ class Packing:
             "--extra-files": self.parts.extra_files,
             "--requirements-file": self.requirements_file,
             "--config-file": self.config_file,
+            "--task": self.huggingface.task,
+            "--adapter": self.huggingface.adapters,
         }
         return ", ".join(name for name, value in given.items() if value)
 
@@ -83,6 +88,12 @@ def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
     """Write the archive. Raises `CliError` and `ArchiveError`."""
     if order.tracking_uri is not None and (path is None or not is_uri(path)):
         raise UsageError("--tracking-uri is the server of models:/NAME/VERSION and runs:/ID/PATH; remove it for a file or a directory")
+    if path is not None and is_pretrained(path):
+        spec, notes = huggingface_spec(path, order.huggingface, order.name, order.version, order.parts.handler, quiet=quiet)
+        spec = replace(spec, extra_files=order.parts.extra_files, model_file=order.parts.model_file)
+        return _pack(spec, notes, order, quiet=quiet)
+    if order.huggingface.given:
+        raise UsageError(f"{order.huggingface.given}: only a Hugging Face model takes that, and {path} is none; remove it")
     if path is None or not is_mlflow(path):
         spec, notes = work_out(path, order.parts, name=order.name, version=order.version)
         return _pack(spec, notes, order, quiet=quiet)
@@ -97,7 +108,7 @@ def _pack(spec: ArchiveSpec, notes: list[str], order: Packing, *, quiet: bool) -
     spec = replace(
         spec,
         requirements_file=order.requirements_file or spec.requirements_file,
-        config_file=order.config_file,
+        config_file=order.config_file or spec.config_file,
         contents=samples or spec.contents,
     )
     _say(notes, quiet)
@@ -149,11 +160,13 @@ def silent() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, quiet: bool) -> Packed:
+def check(packed: Packed, samples: Sequence[Path], tolerance: float, *, trust_remote_code: bool = False, quiet: bool) -> Packed:
     """Try the archive with the samples given, else with those that it holds. Raises `ArchiveError` and `TsxError`."""
     from tsx_cli.archive.check import check_archive  # here, as it imports the front end, and help must be quick
 
     settings, _ = read_settings(None)
+    if trust_remote_code:
+        settings = settings.model_copy(update={"trust_remote_code": [manifest_of(Path(packed.archive)).model_name]})
     with silent():
         result = check_archive(Path(packed.archive), list(sample_files(samples).values()), settings, tolerance)
     _say(check_lines(result), quiet)

@@ -35,6 +35,14 @@ ModelFile = Annotated[
 ExtraFiles = Annotated[
     list[str] | None, typer.Option("--extra-files", metavar="FILE,...", help="Other files the handler needs; may be repeated.")
 ]
+Task = Annotated[str | None, typer.Option(help="Task of a Hugging Face model, where its directory does not tell it.")]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--adapter", metavar="NAME=DIR", help="PEFT adapter of a Hugging Face model, which requests choose by NAME; may be repeated."
+    ),
+]
+TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let code that lies in a Hugging Face model run.")]
 Force = Annotated[bool, typer.Option("--force", help="Accept versions that are not registered yet.")]
 
 

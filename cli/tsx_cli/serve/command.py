@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from tsx_cli.common.inputs import split_list
-from tsx_cli.common.options import Assignments, Config, ExtraFiles, Handler, ModelFile, read_settings
+from tsx_cli.common.options import Adapters, Assignments, Config, ExtraFiles, Handler, ModelFile, Task, TrustRemoteCode, read_settings
 
 app = typer.Typer(add_completion=False)
 
@@ -18,12 +18,16 @@ def serve_command(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[NAME=]FILE...", help="Archives of models or workflows, model directories, model files; or file names in the stores."
+            metavar="[NAME=]FILE...",
+            help="Archives of models or workflows, model directories, model files; file names in the stores; or hf:ORG/NAME@REVISION.",
         ),
     ] = None,
     handler: Handler = None,
     model_file: ModelFile = None,
     extra_files: ExtraFiles = None,
+    task: Task = None,
+    adapters: Adapters = None,
+    trust_remote_code: TrustRemoteCode = False,
     model_store: Annotated[Path | None, typer.Option(help="Directory that models are registered from.")] = None,
     host: Annotated[str | None, typer.Option(help="Host name or IP address to listen on.")] = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port for predictions; 0 chooses a free one.")] = None,
@@ -42,11 +46,16 @@ def serve_command(
 
     Without a file, the server loads what the settings `load_models` and `load_workflows` name, or starts empty.
     """
-    from tsx_cli.archive.model_file import HandlerFiles  # here, both of them, as they are slow to import, and help must be quick
+    from tsx_cli.archive.huggingface import HuggingFaceOptions  # here, all of them, as they are slow to import, and help must be quick
+    from tsx_cli.archive.model_file import HandlerFiles
     from tsx_cli.serve import server
 
     settings, _ = read_settings(config, assignments, model_store=model_store)
     settings = server.with_addresses(settings, host, {"inference": port, "management": management_port, "metrics": metrics_port})
     settings = server.with_grpc_addresses(settings, host, {"grpc_inference": grpc_port, "grpc_management": grpc_management_port})
     chosen = {"initial_workers": workers, "batch_size": batch_size, "device_type": device}
-    server.serve_words(models or [], settings, HandlerFiles(handler, model_file, split_list(extra_files)), chosen, replaces=replace)
+    parts, huggingface = (
+        HandlerFiles(handler, model_file, split_list(extra_files)),
+        HuggingFaceOptions(task, adapters or [], trust_remote_code),
+    )
+    server.serve_words(models or [], settings, parts, chosen, huggingface, replaces=replace)

@@ -11,7 +11,10 @@ from typing import Any
 from rich.console import Console
 
 from tsx_archiver import plan_archive
+from tsx_archiver.inspecting import manifest_of
+from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_cli.archive.directory import as_directory
+from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec, is_pretrained
 from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import is_archive, is_workflow
@@ -34,19 +37,34 @@ from tsx_runtime.targets.server.startup import (
     workflows_from_settings,
 )
 
+NONE_OF_THEM = HuggingFaceOptions()
+
 
 def serve_words(
-    words: Sequence[str], settings: Settings, parts: HandlerFiles, chosen: Mapping[str, object], *, replaces: bool = False
+    words: Sequence[str],
+    settings: Settings,
+    parts: HandlerFiles,
+    chosen: Mapping[str, object],
+    huggingface: HuggingFaceOptions = NONE_OF_THEM,
+    *,
+    replaces: bool = False,
 ) -> None:
     """The files and directories that are named, else what the settings name. `chosen` is for each model; None leaves it open."""
     if chosen.get("device_type") == "gpu" and not gpu_count():
         raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit --device to run on the CPU")
     of_workflows = [word for word in words if is_workflow(_split(word)[1])]
     of_models = [word for word in words if word not in of_workflows]
-    if parts.given and all(is_archive(_split(word)[1]) for word in of_models):
+    if parts.given and all(is_archive(_split(word)[1]) or is_pretrained(_split(word)[1]) for word in of_models):
         raise UsageError("--handler, --model-file and --extra-files apply to bare model files; archives and directories have their own")
+    if huggingface.given and not (of_models and all(is_pretrained(_split(word)[1]) for word in of_models)):
+        raise UsageError(f"{huggingface.given}: only directories of Hugging Face models, and models of the Hub, take that; remove it")
+    if huggingface.trust_remote_code and not of_models:
+        raise UsageError("--trust-remote-code is for the models that are named; for others, name them in the setting trust_remote_code")
     with ExitStack() as stack:
-        starts = [find_model(word, settings, parts, stack) for word in of_models] or models_from_settings(settings)
+        starts = [find_model(word, settings, parts, stack, huggingface) for word in of_models] or models_from_settings(settings)
+        if huggingface.trust_remote_code:
+            trusted = [start.order.model_name or manifest_of(start.path).model_name for start in starts if start.path is not None]
+            settings = settings.model_copy(update={"trust_remote_code": [*settings.trust_remote_code, *trusted]})
         named = [_split(word) for word in of_workflows]
         store = settings.workflow_store or settings.model_store
         flows = [start_workflow(_there(path, "workflow store", store), name) for name, path in named] or workflows_from_settings(settings)
@@ -91,9 +109,18 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
     return settings.model_copy(update=changed)
 
 
-def find_model(word: str, settings: Settings, parts: HandlerFiles, stack: ExitStack) -> StartModel:
-    """What `[NAME=]FILE` means: a path, else a file of the model store. A bare model file becomes a directory that `stack` removes."""
+def find_model(
+    word: str, settings: Settings, parts: HandlerFiles, stack: ExitStack, huggingface: HuggingFaceOptions = NONE_OF_THEM
+) -> StartModel:
+    """What `[NAME=]FILE` means: a path, else a file of the model store. What is no archive becomes a directory that `stack` removes."""
     name, path = _split(word)
+    if is_pretrained(path):
+        spec, notes = huggingface_spec(path, huggingface, name, None, None)
+        print("\n".join(notes), flush=True)
+        start = start_model(stack.enter_context(as_directory(plan_archive(spec))), name)
+        facts = spec.extra_manifest[MANIFEST_KEY]
+        url = "@".join(facts[key] for key in ("source", "revision") if key in facts)
+        return replace(start, order=replace(start.order, url=url))
     path = _there(path, "model store", settings.model_store)
     if not is_archive(path):
         directory, notes = stack.enter_context(unpacked(path, parts, name))

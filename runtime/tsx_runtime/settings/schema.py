@@ -209,6 +209,9 @@ class Settings(BaseModel):
     s3_endpoint_url: str | None = Field(
         None, min_length=1, description="endpoint for s3:// URLs; if not set, the one of AWS or of boto3's configuration"
     )
+    trust_remote_code: list[str] = Field(
+        [], description="names of models whose Hugging Face directory may bring its own code (trust_remote_code); none if empty"
+    )
     load_models: list[str] = Field([], description="models to load at start: archives, [name=]file, or 'all' in the model store")
     workflow_store: Path | None = Field(None, description="directory that workflows are registered from; the model store if not set")
     load_workflows: list[str] = Field([], description="workflows to load after the models: [name=]file, or 'all' in the workflow store")

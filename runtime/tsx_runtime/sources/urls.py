@@ -34,7 +34,8 @@ class ModelUrl(NamedTuple):
 
 
 def is_url(text: str) -> bool:
-    return _SCHEME.match(text) is not None
+    """`hf:ORG/NAME` is one as well, which `hub` reads."""
+    return text.startswith("hf:") or _SCHEME.match(text) is not None
 
 
 def parse_url(text: str, more: Iterable[str] = ()) -> ModelUrl:

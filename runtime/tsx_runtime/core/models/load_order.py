@@ -53,6 +53,7 @@ def load_order(
         ranks=chosen.parallel.ranks,
         gpus=gpus,
         limit_max_image_pixels=settings.limit_max_image_pixels,
+        trust_remote_code=name in settings.trust_remote_code,
         decode_input_request=settings.decode_input_request,
         max_response_size=settings.max_response_size,
         server_version=__version__,

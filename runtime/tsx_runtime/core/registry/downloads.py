@@ -1,27 +1,45 @@
-"""Downloaded archives, which are removed with their versions."""
+"""Downloaded archives, which are removed with their versions; and models of the Hugging Face Hub, which stay in its cache."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+from tsx_archiver import ArchiveError, OpenArchive, plan_archive
+from tsx_archiver.limits import human
+from tsx_archiver.linking import open_linked
+from tsx_archiver.metadata.huggingface import MANIFEST_KEY
+from tsx_archiver.pretrained import pretrained_spec
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
+from tsx_runtime.sources.hub import SCHEME, HubModel, Progress, check_allowed, download, parse_hub
 
 MOST = 16  # at a time
+LOGGED = 10.0  # seconds between two lines about one download
+
+ResultT = TypeVar("ResultT")
+logger = logging.getLogger("tsx.registry")
 
 
 class Downloads:
     """The downloaded archives in the model store."""
 
     def __init__(self, settings: Settings, sources: Mapping[str, Source]) -> None:
+        self._settings = settings
         self._fetcher = Fetcher(settings, sources=sources)
+        self._closed = threading.Event()
         self._threads = DaemonThreads(MOST, "downloads")
         self._files: dict[ModelVersion, Path] = {}
 
@@ -36,11 +54,52 @@ class Downloads:
         """
         beside = frozenset(self._files.values()) if order.replaces else frozenset()
         work = partial(self._fetcher.fetch, order.url, trust, sse_kms=order.s3_sse_kms, beside=beside)
+        return await self._call(work, lambda file: file.unlink(missing_ok=True))
+
+    async def from_hub(self, order: RegisterOrder, trust: Trust, progress: Progress) -> tuple[OpenArchive, RegisterOrder]:
+        """A model of the Hub, and the order with its commit for a URL. Raises BadRequest, ModelNotFound, DownloadFailed."""
+        model = parse_hub(order.url)
+        if trust is Trust.CLIENT:
+            check_allowed(model, self._settings.allowed_urls)
+        archive = await self._call(partial(self._open_hub, model, progress), OpenArchive.close)
+        commit = str(archive.manifest.data[MANIFEST_KEY]["revision"])
+        return archive, replace(order, url=str(model._replace(revision=commit)))
+
+    def _open_hub(self, model: HubModel, progress: Progress) -> OpenArchive:
+        """In a thread."""
+        begun = logged = time.monotonic()
+
+        def tell(done: int, total: int) -> None:
+            nonlocal logged
+            progress(done, total)
+            if time.monotonic() - logged > LOGGED:
+                logged = time.monotonic()
+                logger.info("downloading %s: %s of %s", model, human(done), human(total))
+
+        logger.info("downloading %s", model)
+        found = download(model, most=self._settings.max_archive_size, progress=tell, stopped=self._closed.is_set)
+        logger.info("%s is commit %s, downloaded in %.1f s", model, found.commit, time.monotonic() - begun)
+        try:
+            spec, notes = pretrained_spec(found.directory, source=f"{SCHEME}{model.repo}", revision=found.commit)
+            for note in notes:
+                if note.startswith("note: "):
+                    logger.warning("%s: %s", model, note.removeprefix("note: "))
+            return open_linked(plan_archive(spec), f"{model.repo}@{found.commit}", self._settings.cache_dir)
+        except ArchiveError as error:
+            raise BadRequest(f"{model} cannot be served: {error}") from error
+
+    async def _call(self, work: Callable[[], ResultT], remove: Callable[[ResultT], None]) -> ResultT:
+        """Where the client leaves, `remove` gets what comes later."""
         fetching = asyncio.create_task(self._threads.call(work))
+
+        def clean(ended: asyncio.Task[ResultT]) -> None:
+            if not ended.cancelled() and ended.exception() is None:
+                remove(ended.result())
+
         try:
             return await asyncio.shield(fetching)
         except asyncio.CancelledError:
-            fetching.add_done_callback(_remove_fetched)
+            fetching.add_done_callback(clean)
             raise
 
     def belongs(self, version: ModelVersion, file: Path) -> None:
@@ -54,8 +113,4 @@ class Downloads:
 
     def close(self) -> None:
         self._fetcher.close()
-
-
-def _remove_fetched(fetching: asyncio.Task[Path]) -> None:
-    if not fetching.cancelled() and fetching.exception() is None:
-        fetching.result().unlink(missing_ok=True)
+        self._closed.set()

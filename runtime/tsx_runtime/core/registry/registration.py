@@ -21,7 +21,7 @@ from tsx_runtime.core.registry.replacement import Replacer, in_place_of
 from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.sources import Trust, in_store, is_url
+from tsx_runtime.sources import Trust, in_store, is_hub, is_url
 
 PATHS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})  # below /models/NAME/, where versions are
 
@@ -47,6 +47,8 @@ class Registrar:
         """From the model store, or from a URL by way of it."""
         if not is_url(order.url):
             return await self.from_path(self._in_store(order.url), order, wait=wait)
+        if is_hub(order.url):
+            return await self._from_hub(order, wait, trust)
         local = await self._downloads.local_file(order, trust)
         if local is not None:
             return await self.from_path(local, order, wait=wait)
@@ -58,6 +60,18 @@ class Registrar:
             raise
         self._downloads.belongs(version, downloaded)
         return version
+
+    async def _from_hub(self, order: RegisterOrder, wait: bool, trust: Trust) -> ModelVersion:
+        shown = Path(order.url)
+
+        def note(done: int, total: int) -> None:
+            self.opening[shown] = "downloading", done, total
+
+        try:
+            archive, pinned = await self._downloads.from_hub(order, trust, note)
+        finally:
+            self.opening.pop(shown, None)
+        return await self.from_archive(archive, pinned, wait=wait)
 
     async def from_path(self, path: Path, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
         """An archive or directory that lies anywhere: what the command line names itself."""

@@ -18,6 +18,7 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.properties import format_properties
 from tsx_runtime.settings.torchserve import SNAPSHOT, VersionSettings
 from tsx_runtime.settings.torchserve import Snapshot as Saved
+from tsx_runtime.sources import is_hub
 
 KINDS = ("startup", "snapshot", "shutdown")
 STAMP = "%Y%m%d%H%M%S%f"  # a file's name begins with it, without the microseconds
@@ -108,7 +109,9 @@ def _saved(version: ModelVersion, is_default: bool, store: Path | None) -> Versi
 
 
 def _place(version: ModelVersion, store: Path | None) -> str:
-    """Where the next server finds it: a file of the model store, else its whole path."""
+    """Where the next server finds it: a model of the Hub, a file of the model store, else its whole path."""
+    if is_hub(version.url):
+        return version.url
     source = version.archive.source.absolute()
     if store is not None and source.is_relative_to(store.absolute()):
         return source.relative_to(store.absolute()).as_posix()

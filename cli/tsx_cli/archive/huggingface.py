@@ -1,0 +1,62 @@
+"""Hugging Face models as archives: of a directory that `save_pretrained` wrote, or of the Hub."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tsx_archiver import ArchiveSpec
+from tsx_archiver.metadata.huggingface import is_huggingface
+from tsx_archiver.pretrained import model_name, pretrained_spec
+from tsx_cli.common.failure import UsageError
+from tsx_cli.common.options import archive_limits, read_pair
+from tsx_runtime.sources.hub import SCHEME, download, is_hub, parse_hub
+
+
+@dataclass(frozen=True)
+class HuggingFaceOptions:
+    """The options of the command line that only such models have."""
+
+    task: str | None = None
+    adapters: Sequence[str] = ()  # NAME=DIR
+    trust_remote_code: bool = False
+
+    @property
+    def given(self) -> str:
+        """Of those that are packed, the ones given."""
+        return ", ".join(name for name, value in {"--task": self.task, "--adapter": self.adapters}.items() if value)
+
+
+def is_pretrained(path: Path | None) -> bool:
+    return path is not None and (is_hub(str(path)) or is_huggingface(path))
+
+
+def name_of(path: Path) -> str:
+    text = str(path)
+    return model_name(parse_hub(text).repo if is_hub(text) else path.absolute().name)
+
+
+def huggingface_spec(
+    path: Path, options: HuggingFaceOptions, name: str | None, version: str | None, handler: str | None, *, quiet: bool = False
+) -> tuple[ArchiveSpec, list[str]]:
+    """What to pack, and lines about it; a model of the Hub is downloaded first. Raises CliError, ArchiveError, TsxError."""
+    adapters: dict[str, Path] = {}
+    for given in options.adapters:
+        label, place = read_pair(given, "--adapter takes NAME=DIRECTORY")
+        if label in adapters:
+            raise UsageError(f"two adapters are called {label}; give each a name of its own")
+        adapters[label] = _directory(Path(place), quiet)[0]
+    directory, source, revision = _directory(path, quiet)
+    return pretrained_spec(
+        directory, source=source, revision=revision, name=name, version=version, handler=handler, task=options.task, adapters=adapters
+    )
+
+
+def _directory(path: Path, quiet: bool) -> tuple[Path, str, str | None]:
+    """With its name as a source, and its commit if it is one of the Hub."""
+    if not is_hub(str(path)):
+        return path, path.absolute().name, None
+    model = parse_hub(str(path))
+    found = download(model, most=archive_limits().total, progress=(lambda done, total: None) if quiet else None)
+    return found.directory, f"{SCHEME}{model.repo}", found.commit

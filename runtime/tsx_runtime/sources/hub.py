@@ -1,0 +1,143 @@
+"""Models of the Hugging Face Hub, `hf:ORG/NAME@REVISION`: which are allowed, and their download by huggingface_hub, with its cache."""
+
+from __future__ import annotations
+
+import glob
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tsx_archiver.errors import ArchiveError
+from tsx_archiver.metadata.huggingface import Pretrained
+from tsx_runtime.errors import BadRequest, DownloadFailed, ModelNotFound
+from tsx_runtime.sources.urls import check_length
+
+SCHEME = "hf:"
+FORM = "hf:ORG/NAME or hf:ORG/NAME@REVISION"
+_MODEL = re.compile(r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII)
+_FIRST = ("config.json", "*.index.json")  # which tell what else is needed
+
+Progress = Callable[[int, int], None]  # bytes so far, bytes in all
+
+
+class HubModel(NamedTuple):
+    repo: str
+    revision: str | None  # a branch, a tag or a commit
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.repo}" + (f"@{self.revision}" if self.revision else "")
+
+
+class Snapshot(NamedTuple):
+    directory: Path  # in the cache of huggingface_hub
+    commit: str
+
+
+def is_hub(text: str) -> bool:
+    return text.startswith(SCHEME)
+
+
+def parse_hub(text: str) -> HubModel:
+    """Raises BadRequest."""
+    check_length(text)
+    found = _MODEL.fullmatch(text)
+    if found is None or ".." in text:
+        raise BadRequest(f"{text!r} does not name a model of the Hugging Face Hub: it must be {FORM}.")
+    return HubModel(found["repo"], found["revision"])
+
+
+def check_allowed(model: HubModel, allowed_urls: Sequence[str]) -> None:
+    """Only entries that begin with `hf:` speak of the Hub, as what they name decides which weights, and which names, are served.
+
+    Raises ModelNotFound.
+    """
+    entries = [entry.removeprefix("^") for entry in allowed_urls]
+    patterns = [re.compile(entry, re.IGNORECASE) for entry in entries if is_hub(entry)]
+    if not any(pattern.fullmatch(text) for pattern in patterns for text in (str(model._replace(revision=None)), str(model))):
+        advice = f"Add {SCHEME}{model.repo}, or a pattern that begins with {SCHEME}, to the server's setting allowed_urls."
+        raise ModelNotFound(f"Given URL {model} does not match any allowed URL(s). {advice}")
+
+
+def download(model: HubModel, *, most: int, progress: Progress | None = None, stopped: Callable[[], bool] = lambda: False) -> Snapshot:
+    """The files that serving needs; what the cache has is not fetched again. Blocking, for threads.
+
+    `most`: bytes. `progress`: without it, a terminal shows huggingface_hub's own bars. Raises DownloadFailed.
+    """
+    try:
+        import huggingface_hub  # an extra
+        from huggingface_hub import constants, errors
+    except ModuleNotFoundError as error:
+        raise DownloadFailed(f"{model} is fetched by huggingface_hub: pip install 'tsx-serve[transformers]'") from error
+
+    def fetch(patterns: Sequence[str], revision: str | None, bar: type | None) -> Path:
+        return Path(huggingface_hub.snapshot_download(model.repo, revision=revision, allow_patterns=list(patterns), tqdm_class=bar))
+
+    page = f"{constants.ENDPOINT}/{model.repo}"
+    try:
+        directory = fetch(_FIRST, model.revision, _bar(lambda size: None, stopped))
+        commit = directory.name
+        sizes = _sizes(model.repo, commit, directory)
+        needed = Pretrained(directory, tuple(sizes)).needed
+        total = sum(sizes[name] for name in needed)
+        if total > most:
+            raise DownloadFailed(f"{model} has {total} bytes to fetch, and max_archive_size is {most}")
+        done = 0
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            if progress is not None:
+                progress(min(done, total), total)
+
+        fetch([glob.escape(name) for name in needed], commit, _bar(count, stopped) if progress else None)
+    except ArchiveError as error:
+        raise DownloadFailed(f"{model} cannot be served: {error.message}") from error
+    except errors.GatedRepoError as error:
+        todo = f"Accept its terms at {page}, and set HF_TOKEN to a token of that account"
+        raise DownloadFailed(f"{model} is gated, and this account may not read it. {todo}.") from error
+    except errors.RepositoryNotFoundError as error:
+        todo = "Check its name; to read a private one, set HF_TOKEN to a token that may"
+        raise DownloadFailed(f"{model}: there is no model at {page}, or it is private. {todo}.") from error
+    except errors.RevisionNotFoundError as error:
+        raise DownloadFailed(f"{model}: {model.repo} has no revision {model.revision}. Name a branch, a tag or a commit of it.") from error
+    except errors.LocalEntryNotFoundError as error:
+        what = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{constants.ENDPOINT} cannot be reached ({error.__cause__})"
+        todo = "unset it" if constants.HF_HUB_OFFLINE else "check the connection and HF_ENDPOINT"
+        raise DownloadFailed(
+            f"{model} is not in the cache {constants.HF_HUB_CACHE}, and {what}; {todo}, or copy the cache here."
+        ) from error
+    except DownloadFailed:
+        raise
+    except Exception as error:  # the boundary to the library, and to those that it uses
+        raise DownloadFailed(f"{model} cannot be fetched from {constants.ENDPOINT}: {error or type(error).__name__}") from error
+    return Snapshot(directory, commit)
+
+
+def _sizes(repo: str, commit: str, directory: Path) -> dict[str, int]:
+    """By name, of all files of that commit: by the listing that huggingface_hub has kept, else of those that are there."""
+    from huggingface_hub import get_cached_repo_tree  # as above
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        return {file.path: file.size for file in get_cached_repo_tree(repo, revision=commit)}
+    except CachedRepoTreeNotFoundError:
+        return {name.relative_to(directory).as_posix(): name.stat().st_size for name in directory.rglob("*") if name.is_file()}
+
+
+def _bar(count: Callable[[int], None], stopped: Callable[[], bool]) -> type[Any]:
+    """A progress bar that shows nothing: it counts, and ends the download where that is wished."""
+    from huggingface_hub.utils import tqdm  # as above
+
+    class CountingBar(tqdm):  # type: ignore[misc]  # the library has no types for it
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._counts = options.get("name") == "huggingface_hub.snapshot_download"  # of its bars, the one of bytes on the disk
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> None:
+            if stopped():
+                raise DownloadFailed("the server stops")
+            if self._counts:
+                count(int(n or 0))
+
+    return CountingBar
