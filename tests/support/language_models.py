@@ -1,4 +1,4 @@
-"""Tiny language models, made on the spot as `save_pretrained` writes them: a Llama with seeded weights, and one that knows a text by heart."""
+"""Tiny language models, made on the spot as `save_pretrained` writes them: a seeded Llama, and one that knows a text by heart."""
 
 from __future__ import annotations
 

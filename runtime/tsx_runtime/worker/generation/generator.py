@@ -40,7 +40,9 @@ class HuggingFaceGenerator:
         if tools and "tools" not in str(template):
             raise InvalidInput("This model's chat template takes no tools: send the request without them.")
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False)
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+            )
         except Exception as error:  # the boundary to the model's template, which raises whatever its author wrote
             raise InvalidInput(f"The model's chat template refuses these messages: {in_words(error)}") from error
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])

@@ -8,7 +8,6 @@ from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation import native
 from tsx_runtime.worker.generation.loading import load
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.openai import generation as openai
 
 
 class HuggingFaceGeneration:
@@ -30,5 +29,7 @@ class HuggingFaceGeneration:
             raise InvalidInput('The request has no body: send {"inputs": "a text"}.')
         path = str(context.get_request_header(0, "url_path") or "").strip("/")
         if path.startswith("v1/"):
+            from tsx_runtime.worker.openai import generation as openai
+
             return [await openai.answer(path, body, self.generator, context, self.model)]
         return [await native.answer(body, self.generator, context)]

@@ -94,8 +94,8 @@ class TextGenerator(Protocol):
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[TextPiece, None]:
-        """A plain function, which raises at the call, before any piece: `InvalidInput` for what cannot be (a prompt longer than the context,
-        an unknown adapter, what the engine lacks), `Unavailable` with `retry_after` where the cache has no room and too much waits.
+        """A plain function, which raises at the call: `InvalidInput` for what cannot be (a prompt longer than the context, an unknown
+        adapter, what the engine lacks), `Unavailable` with `retry_after` where the cache has no room and too much waits.
 
         No `max_tokens`: as the model's generation_config.json says, else up to the end of the context, which also cuts larger ones.
         What it returns raises `EngineDied` where the engine ends; close it (`contextlib.aclosing`) where its last piece is not awaited.

@@ -68,7 +68,7 @@ async def _engine(files: ModelFiles, end_tokens: list[int]) -> GenerationEngine:
             raise LoadError("model-config.yaml asks for the engine vllm: pip install 'tsx-serve[vllm]', or choose another engine.")
         from tsx_runtime.worker.generation.vllm_engine import VllmEngine  # an extra, which few models use
 
-        return await VllmEngine.load(files.directory, files.adapters, DTYPES.get(config.dtype, "auto"), config, end_tokens)
+        return await VllmEngine.load(files.directory, files.adapters, DTYPES.get(config.dtype, "auto"), config, files.trust, end_tokens)
     from tsx_runtime.worker.generation.transformers_engine import CacheLimits, TransformersEngine  # only where it runs the model
 
     engine = TransformersEngine(load_model(files), files.adapters, CacheLimits(config.max_sequences, config.cache_memory), end_tokens)
@@ -77,16 +77,14 @@ async def _engine(files: ModelFiles, end_tokens: list[int]) -> GenerationEngine:
 
 
 def load_model(files: ModelFiles) -> Any:
-    """On the worker's device, in the precision that is asked for: auto is the checkpoint's, but for half precision on a CPU, which is slow."""
+    """On the worker's device. The precision auto is the checkpoint's, except for fp16 on a CPU, which has no fast way to compute in it."""
     import torch
     from transformers import AutoModelForCausalLM
 
     dtype: Any = DTYPES.get(files.config.dtype, "auto")
     device = torch.device("cpu") if files.gpu is None else torch.device("cuda", files.gpu)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            files.directory, dtype=dtype, local_files_only=True, trust_remote_code=files.trust
-        )
+        model = AutoModelForCausalLM.from_pretrained(files.directory, dtype=dtype, local_files_only=True, trust_remote_code=files.trust)
     except (OSError, ValueError) as error:
         raise LoadError(f"The model cannot be loaded: {in_words(error)}") from error
     if dtype == "auto" and files.gpu is None and model.dtype == torch.float16:

@@ -64,7 +64,7 @@ def read(body: Any) -> NativeRequest:
     document = _document(body)
     parameters = document.get("parameters") or {}
     if not isinstance(parameters, dict):
-        raise InvalidInput("parameters must be an object, such as {\"max_new_tokens\": 20}.")
+        raise InvalidInput('parameters must be an object, such as {"max_new_tokens": 20}.')
     inputs = document.get("inputs")
     messages = isinstance(inputs, list) and inputs and all(isinstance(each, dict) for each in inputs)
     if not (isinstance(inputs, str) or messages):
@@ -94,7 +94,7 @@ def _document(body: Any) -> dict[str, Any]:
         try:
             body = json.loads(raw) if raw.lstrip().startswith(b"{") else raw.decode()
         except ValueError as error:
-            raise InvalidInput(f"The body is neither JSON nor UTF-8 text: {error}. Send {{\"inputs\": \"a text\"}}.") from error
+            raise InvalidInput(f'The body is neither JSON nor UTF-8 text: {error}. Send {{"inputs": "a text"}}.') from error
     return body if isinstance(body, dict) else {"inputs": body}
 
 

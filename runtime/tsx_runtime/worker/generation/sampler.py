@@ -142,7 +142,9 @@ def folded(seed: int) -> int:
 
 def token_logprob(logprobs: torch.Tensor, others: int, token: int) -> TokenLogprob:
     top = logprobs.topk(min(others, len(logprobs))) if others else None
-    return TokenLogprob(token, float(logprobs[token]), [] if top is None else list(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
+    return TokenLogprob(
+        token, float(logprobs[token]), [] if top is None else list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    )
 
 
 def gumbel(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -53,7 +53,10 @@ class TransformersEngine:
         """`start` makes it ready. Raises `LoadError`."""
         models = {None: model} | {name: adapter_view(model, name, directory) for name, directory in adapters.items()}
         self.adapters = list(adapters)
-        self._lanes = {name: Lane(each, batching_config(each, limits, len(models), index), end_tokens) for index, (name, each) in enumerate(models.items())}
+        self._lanes = {
+            name: Lane(each, batching_config(each, limits, len(models), index), end_tokens)
+            for index, (name, each) in enumerate(models.items())
+        }
 
     async def start(self) -> None:
         """Run a few steps of each lane, so that the first request is as fast as the tenth. Raises `LoadError`."""
@@ -301,7 +304,9 @@ def batching_config(model: Any, limits: CacheLimits, lanes: int, index: int) -> 
         return config
     text = model.config.get_text_config()
     size = model.dtype.itemsize
-    each = text.num_hidden_layers * FullAttentionCacheAllocator.get_bytes_per_page(find_num_key_value_heads(text), find_head_dim(text), model.dtype, 1)
+    each = text.num_hidden_layers * FullAttentionCacheAllocator.get_bytes_per_page(
+        find_num_key_value_heads(text), find_head_dim(text), model.dtype, 1
+    )
     memory = limits.memory
     if on_cpu:
         config.page_size = PAGE
