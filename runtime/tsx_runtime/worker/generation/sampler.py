@@ -136,8 +136,8 @@ def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, float | int]:
 
 
 def folded(seed: int) -> int:
-    """Into 31 bits, so that seeds that differ in few bits stay different."""
-    return (seed ^ seed >> 31 ^ seed >> 62) & 0x7FFFFFFF
+    """Into the 31 bits that a row of the batch's inputs has for it."""
+    return (seed * MIX[0] & (1 << 64) - 1) >> 33
 
 
 def token_logprob(logprobs: torch.Tensor, others: int, token: int) -> TokenLogprob:
