@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import codecs
+import json
+import shutil
 import textwrap
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from tsx_archiver.metadata.huggingface import ADAPTERS, DIRECTORY, GENERATION, GENERATION_HANDLER, MANIFEST_KEY
 
 CONTEXT = 256  # tokens
 CHAT_TEMPLATE = (
@@ -110,3 +115,16 @@ def character_model(directory: Path, text: str, steps: int = 150) -> Path:
     model.eval().save_pretrained(directory)
     fast.save_pretrained(directory)
     return directory
+
+
+def generation_model(place: Path, source: Path, adapters: Mapping[str, Path] | None = None, config: str = "") -> Path:
+    """A model's directory as an archive holds it."""
+    shutil.copytree(source, place / DIRECTORY)
+    for name, adapter in (adapters or {}).items():
+        shutil.copytree(adapter, place / DIRECTORY / ADAPTERS / name)
+    model = {"modelName": place.name, "modelVersion": "1.0", "handler": GENERATION_HANDLER, "configFile": "model-config.yaml"}
+    manifest = {"runtime": "python", "model": model, MANIFEST_KEY: {"task": GENERATION, "adapters": list(adapters or {})}}
+    (place / "model-config.yaml").write_text(config)
+    (place / "MAR-INF").mkdir()
+    (place / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    return place
