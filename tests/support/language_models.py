@@ -85,8 +85,7 @@ def lora_adapter(base: Path, directory: Path, seed: int = 1) -> Path:
 
 
 def character_model(directory: Path, text: str, steps: int = 150) -> Path:
-    """Trained in seconds until it knows `text` by heart, character by character: greedily it continues any 8 characters of it, and ends
-    where the text ends."""
+    """Trained in seconds until it knows `text` by heart, character by character: greedily it continues its beginning, up to its end."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -97,18 +96,17 @@ def character_model(directory: Path, text: str, steps: int = 150) -> Path:
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens(SPECIAL)
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|pad|>", chat_template=CHAT_TEMPLATE)
-    ids = torch.tensor([*fast(text)["input_ids"], vocabulary["<|end|>"]])
+    ids = [*fast(text)["input_ids"], vocabulary["<|end|>"]]
     model = llama(len(vocabulary), vocabulary["<|end|>"], vocabulary["<|pad|>"], initializer_range=0.02, tie_word_embeddings=False)
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    length = min(64, len(ids) - 1)
     generator = torch.Generator().manual_seed(0)
-    starts = torch.arange(len(ids) - length)
+    ahead = torch.tensor(ids + [vocabulary["<|pad|>"]] * len(ids))
     for _ in range(steps):
-        chosen = starts[torch.randint(len(starts), (32,), generator=generator)]
-        batch = torch.stack([ids[start : start + length + 1] for start in chosen])
-        loss = model(input_ids=batch[:, :-1], labels=None).logits
-        loss = torch.nn.functional.cross_entropy(loss.flatten(0, 1), batch[:, 1:].flatten())
+        starts = [0, *torch.randint(len(ids) - 8, (7,), generator=generator).tolist()]
+        batch = torch.stack([ahead[start : start + len(ids)] for start in starts])
+        scores = model(input_ids=batch[:, :-1]).logits.flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(scores, batch[:, 1:].flatten(), ignore_index=vocabulary["<|pad|>"])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -142,7 +142,10 @@ def test_a_seed_repeats_an_answer(worker: Worker) -> None:
         ({}, "inputs must be a text"),
         ({"inputs": ""}, "The prompt has 0 tokens"),
         ({"inputs": "a " * CONTEXT}, f"for the model's context of {CONTEXT} holds prompt and answer. Shorten it."),
-        ({"inputs": [{"role": "oracle", "content": "a"}]}, "The model's chat template refuses these messages: TemplateError: there is no role oracle"),
+        (
+            {"inputs": [{"role": "oracle", "content": "a"}]},
+            "The model's chat template refuses these messages: TemplateError: there is no role oracle",
+        ),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(worker: Worker, body: Any, says: str) -> None:

@@ -175,7 +175,10 @@ def test_adapters_share_the_weights_of_the_base(llama: Path, adapters: dict[str,
     engine = start(run, model_of(llama), adapters)
     try:
         models = [engine._lanes[name].model for name in (None, "polite", "terse")]
-        projections = [models[0].model.layers[0].self_attn.q_proj, *(each.model.layers[0].self_attn.q_proj.base_layer for each in models[1:])]
+        projections = [
+            models[0].model.layers[0].self_attn.q_proj,
+            *(each.model.layers[0].self_attn.q_proj.base_layer for each in models[1:]),
+        ]
         assert len({each.weight.data_ptr() for each in projections}) == 1
         assert len({each.model.embed_tokens.weight.data_ptr() for each in models}) == 1
         prompt = ids(TEXTS[0])
