@@ -108,7 +108,7 @@ def character_model(directory: Path, text: str, steps: int = 150) -> Path:
         scores = model(input_ids=batch[:, :-1]).logits.flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(scores, batch[:, 1:].flatten(), ignore_index=vocabulary["<|pad|>"])
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         optimizer.step()
     model.eval().save_pretrained(directory)
     fast.save_pretrained(directory)

@@ -62,7 +62,9 @@ class GenerationEngine(Protocol):
 
     context_length: int  # tokens of prompt and answer together: those of the model, or of the cache where it holds fewer
     cache_tokens: int  # that the cache of one adapter, or of the base model, holds
-    adapters: Sequence[str]
+
+    @property
+    def adapters(self) -> Sequence[str]: ...
 
     def refusal(self, sampling: Sampling) -> str | None:
         """Why this cannot be had of this engine, as a sentence for a client; None where it can."""
@@ -83,7 +85,9 @@ class TextGenerator(Protocol):
     """What wire formats are written against: tokenizer, chat template and engine of one model."""
 
     context_length: int
-    adapters: Sequence[str]
+
+    @property
+    def adapters(self) -> Sequence[str]: ...
 
     def encode(self, text: str) -> list[int]: ...
 

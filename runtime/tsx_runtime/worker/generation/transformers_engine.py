@@ -313,9 +313,9 @@ def batching_config(model: Any, limits: CacheLimits, lanes: int, index: int) -> 
         config.max_requests_per_batch = limits.sequences or MOST_SEQUENCES
         config.max_batch_tokens = max(STEP, config.max_requests_per_batch)
         each += config.max_batch_tokens * size + 8  # the attention mask's column, and the index
-        if memory is None:
-            context = getattr(text, "max_position_embeddings", 1 << 20)
-            memory = min(free_memory() // SHARE, lanes * each * config.max_requests_per_batch * context)
+    if memory is None:
+        context = getattr(text, "max_position_embeddings", 1 << 20)
+        memory = min(free_memory() // SHARE, lanes * each * config.max_requests_per_batch * context)
     config.num_blocks = memory // lanes // each // config.page_size
     if config.num_blocks < 4:
         raise LoadError(

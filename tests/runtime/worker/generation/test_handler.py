@@ -14,7 +14,7 @@ from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_runtime.wire import Kind
 
 PROMPT = "Beautiful is better"
-GREEDY = {"max_new_tokens": 12, "do_sample": False}
+GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 BREAKABLE = """
 from tsx_runtime.worker.generation.handler import HuggingFaceGeneration
 
@@ -121,7 +121,7 @@ def test_an_adapter_is_chosen_by_request_and_counted_apart(worker: Worker) -> No
 
 
 def test_a_seed_repeats_an_answer(worker: Worker) -> None:
-    drawn = {"max_new_tokens": 16, "temperature": 1.2, "top_k": 50}
+    drawn: dict[str, Any] = {"max_new_tokens": 16, "temperature": 1.2, "top_k": 50}
     assert ask(worker, PROMPT, seed=5, **drawn) == ask(worker, PROMPT, seed=5, **drawn)
     assert ask(worker, PROMPT, seed=5, **drawn) != ask(worker, PROMPT, seed=6, **drawn)
 

@@ -1,4 +1,4 @@
-"""transformers' continuous batching as an engine: the tokens of `generate`, whoever joins and leaves, and a cache of which nothing is lost."""
+"""transformers' continuous batching as an engine: the tokens of `generate`, whoever joins and leaves, and no cache is lost."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ async def collect(engine: TransformersEngine, prompt: Sequence[int], sampling: S
     async for tokens in engine.generate(prompt, sampling):
         found += tokens.token_ids
     return found, tokens.finished
+
+
+async def until_running(engine: TransformersEngine, sequences: int) -> None:
+    """Asked again at each turn of the loop, which the engine's own results make."""
+    while engine.stats().running < sequences:  # noqa: ASYNC110  # an engine has no event for it
+        await asyncio.sleep(0)
 
 
 def start(run: Run, model: Any, adapters: dict[str, Path] | None = None, **limits: Any) -> TransformersEngine:
@@ -160,8 +166,7 @@ def test_a_hundred_clients_that_leave_lose_no_cache(engine: TransformersEngine, 
 def test_a_cancelled_task_ends_its_sequence(engine: TransformersEngine, run: Run) -> None:
     async def cancel() -> Any:
         task = asyncio.create_task(collect(engine, ids("a"), Sampling(max_tokens=250, temperature=0.0)))
-        while engine.stats().running == 0:
-            await asyncio.sleep(0)
+        await until_running(engine, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return engine.stats()
@@ -238,8 +243,7 @@ def test_an_engine_that_dies_ends_all_its_streams(llama: Path, run: Run) -> None
 
     async def die() -> list[Any]:
         tasks = [asyncio.create_task(collect(engine, ids(text), Sampling(max_tokens=230, temperature=0.0))) for text in TEXTS[:3]]
-        while engine.stats().running < 3:
-            await asyncio.sleep(0)
+        await until_running(engine, 3)
 
         def broken(*arguments: Any) -> None:
             raise RuntimeError("the device is gone")
