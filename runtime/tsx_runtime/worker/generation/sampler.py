@@ -11,99 +11,75 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers.generation.continuous_batching.cb_logits_processors import (
-    ContinuousBatchingLogitsProcessor,
-    ContinuousBatchingLogitsProcessorList,
-)
+from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
 from transformers.generation.logits_process import LogitsProcessorList
 
 from tsx_runtime.worker.generation.interface import Sampling, TokenLogprob
 
 MIX = tuple(factor - (1 << 64) for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))  # splitmix64's, signed
+ROWS = ("temperature", "top_p", "top_k", "seed", "position")  # of the batch's inputs: two of fp32 and three of int32
 BITS = 23  # of a random number; with one more, the largest would round to 1 in fp32
 
 
-class Parameter(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # transformers has no types here
-    """One number of each sequence as a row of the batch's inputs, from where a CUDA graph reads it. Changes no score."""
+class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types here
+    """All processors of an engine: those that the model's own configuration calls for, and then its own work.
 
-    ignored_kwargs = ()
+    Each parameter is a row of the batch's inputs, from where a CUDA graph reads it. `eager`: no graph is captured, so it does only what
+    the batch needs, and tells logprobs.
+    """
 
-    def __init__(self, name: str, kind: type[int] | type[float]) -> None:
-        self.supported_kwargs = {name: kind}
-        self._name = name
-        self._dtype = torch.int32 if kind is int else torch.float32
-        self.row = torch.empty(0)
-
-    def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
-        int32_tensor.zero_()
-
-    def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
-        return torch.tensor([self._value(each.state) for each in requests_with_new_token], dtype=self._dtype).view(torch.int32)
-
-    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        self.row = tensor_arg[: len(scores)].view(self._dtype).unsqueeze(-1)
-        return scores
-
-    def _value(self, state: Any) -> float:
-        return float(state.logit_processor_kwargs.get(self._name, 0)) if self._dtype is torch.float32 else self._whole(state)
-
-    def _whole(self, state: Any) -> int:
-        return int(state.logit_processor_kwargs.get(self._name, 0))
-
-
-class Position(Parameter):
-    """Of the token that is drawn, in its sequence."""
-
-    def __init__(self) -> None:
-        super().__init__("position", int)
-        self.supported_kwargs = {}
-
-    def _whole(self, state: Any) -> int:
-        return int(state.position_offset)
-
-
-class Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # as above
-    """The last of the processors. `eager`: no graph is captured of its work, so it does only what the batch needs, and tells logprobs."""
-
-    supported_kwargs = {"logprobs": int}  # how many others of each token; below 0: none at all
-    ignored_kwargs = ()
-
-    def __init__(self, eager: bool) -> None:
+    def __init__(self, others: list[Any], eager: bool) -> None:
+        super().__init__(LogitsProcessorList(others))
+        self._others = len(self.logits_processor) > 0
+        self._first = self.tensors_required  # row
+        self.tensors_required += len(ROWS)
+        self.do_processing = True
         self.eager = eager
-        self._temperature, self._top_k, self._top_p = Parameter("temperature", float), Parameter("top_k", int), Parameter("top_p", float)
-        self._seed, self._position = Parameter("seed", int), Position()
         self._requests: list[Any] = []
+        self._draws = False
         self._logprobs: dict[str, tuple[torch.Tensor, int]] = {}
 
-    def beside(self, others: list[Any]) -> ContinuousBatchingLogitsProcessorList:
-        """All processors of an engine; `others` are those that the model's own configuration calls for."""
-        own = [self._temperature, self._top_k, self._top_p, self._seed, self._position, self]
-        processors = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([*others, *own]))
-        processors.tensors_required += len(own)
-        return processors
+    def check_kwargs(self, kwargs: dict[str, Any]) -> None:
+        """They are `sampling_arguments`."""
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
-        int32_tensor.zero_()
+        super().fill_defaults(int32_tensor)
+        int32_tensor[self._first :].zero_()
 
-    def prepare_tensor_args(self, requests_with_new_token: list[Any]) -> torch.Tensor:
-        self._requests = requests_with_new_token
-        return torch.zeros(len(requests_with_new_token), dtype=torch.int32)
+    def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
+        if self._others:
+            super().prepare_tensor_args(requests_in_batch, arg_storage)
+        self._requests = [request.state for request in requests_in_batch if request.has_new_token]
+        arguments = [state.logit_processor_kwargs for state in self._requests]
+        self._draws = not self.eager or any(each["temperature"] > 0 for each in arguments)
+        if self._draws:
+            size = len(arguments)
+            floats = torch.tensor([[each[name] for each in arguments] for name in ROWS[:2]], dtype=torch.float32).view(2, size)
+            wholes = [[each[name] for each in arguments] for name in ROWS[2:4]] + [[state.position_offset for state in self._requests]]
+            rows = torch.cat([floats.view(torch.int32), torch.tensor(wholes, dtype=torch.int32).view(3, size)])
+            arg_storage[self._first :, :size] = rows.to(arg_storage.device)
+        return arg_storage
 
-    def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: torch.Tensor) -> torch.Tensor:
+        if self._others:
+            scores = super().__call__(input_ids, scores, logits_processor_args)
+        rows = logits_processor_args[self._first :, : len(scores)].unsqueeze(-1)
         if not self.eager:
-            chosen = self._draw(scores, slice(None), scores.shape[-1])
-            return torch.where(self._temperature.row > 0, torch.full_like(scores, -torch.inf).scatter(-1, chosen, 0.0), scores)
-        for index, request in enumerate(self._requests):
-            if (others := request.state.logit_processor_kwargs["logprobs"]) >= 0:
-                self._logprobs[request.state.request_id] = scores[index].log_softmax(-1), others
-        rows = (self._temperature.row[:, 0] > 0).nonzero()[:, 0]
-        if len(rows):
-            limits = self._top_k.row[rows]
-            width = min(int(limits.max()), scores.shape[-1]) if int(limits.min()) > 0 else scores.shape[-1]
-            sort = width < scores.shape[-1] or float(self._top_p.row[rows].min()) < 1
-            chosen = self._draw(scores, rows, width, sort)
-            scores = scores.index_fill(0, rows, -torch.inf)
-            scores[rows, chosen[:, 0]] = 0.0
+            chosen = draw(scores, rows, scores.shape[-1], sort=True)
+            return torch.where(rows[0].view(torch.float32) > 0, torch.full_like(scores, -torch.inf).scatter(-1, chosen, 0.0), scores)
+        for index, state in enumerate(self._requests):
+            if (others := state.logit_processor_kwargs["logprobs"]) >= 0:
+                self._logprobs[state.request_id] = scores[index].log_softmax(-1), others
+        if self._draws:
+            arguments = [(index, state.logit_processor_kwargs) for index, state in enumerate(self._requests)]
+            drawn = [(index, each) for index, each in arguments if each["temperature"] > 0]
+            chosen_rows = torch.tensor([index for index, _ in drawn])
+            limits = [each["top_k"] or scores.shape[-1] for _, each in drawn]
+            width = min(max(limits), scores.shape[-1])
+            sort = min(limits) < scores.shape[-1] or any(each["top_p"] < 1 for _, each in drawn)
+            chosen = draw(scores[chosen_rows], rows[:, chosen_rows], width, sort)
+            scores = scores.index_fill(0, chosen_rows, -torch.inf)
+            scores[chosen_rows, chosen[:, 0]] = 0.0
         return scores
 
     def take_logprobs(self) -> Mapping[str, tuple[torch.Tensor, int]]:
@@ -111,17 +87,20 @@ class Sampler(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]  # as ab
         taken, self._logprobs = self._logprobs, {}
         return taken
 
-    def _draw(self, scores: torch.Tensor, rows: torch.Tensor | slice, width: int, sort: bool = True) -> torch.Tensor:
-        scores = scores[rows] / self._temperature.row[rows].clamp(min=1e-6)
-        tokens = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
-        if sort:
-            scores, tokens = scores.topk(width, dim=-1)
-            limit = torch.where(self._top_k.row[rows] > 0, self._top_k.row[rows], width)
-            scores = scores.masked_fill(torch.arange(width, device=scores.device) >= limit, -torch.inf)
-            likely = scores.softmax(-1)
-            scores = scores.masked_fill(likely.cumsum(-1) - likely >= self._top_p.row[rows], -torch.inf)
-        noise = gumbel(self._seed.row[rows], self._position.row[rows], tokens)
-        return tokens.gather(-1, (scores + noise).argmax(-1, keepdim=True))
+
+def draw(scores: torch.Tensor, rows: torch.Tensor, width: int, sort: bool) -> torch.Tensor:
+    """The token of each sequence, of shape (sequences, 1). `width`: no top-k is larger. `sort`: there is a top-k or top-p to keep to."""
+    temperature, top_p = rows[0].view(torch.float32), rows[1].view(torch.float32)
+    top_k, seed, position = rows[2:]
+    scores = scores / temperature.clamp(min=1e-6)
+    tokens = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
+    if sort:
+        scores, tokens = scores.topk(width, dim=-1)
+        limit = torch.where(top_k > 0, top_k, width)
+        scores = scores.masked_fill(torch.arange(width, device=scores.device) >= limit, -torch.inf)
+        likely = scores.softmax(-1)
+        scores = scores.masked_fill(likely.cumsum(-1) - likely >= top_p, -torch.inf)
+    return tokens.gather(-1, (scores + gumbel(seed, position, tokens)).argmax(-1, keepdim=True))
 
 
 def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, float | int]:

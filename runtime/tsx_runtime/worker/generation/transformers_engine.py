@@ -205,8 +205,8 @@ class Lane:
         except ValueError as error:
             raise LoadError(f"transformers' continuous batching cannot run this model: {error}") from error
         resolved = self._manager.continuous_batching_config
-        self.sampler = Sampler(eager=not any(resolved.cuda_graph_booleans) and not resolved.use_async_batching)
-        self._manager.logit_processor = self.sampler.beside(list(self._manager.logit_processor.logits_processor))
+        eager = not any(resolved.cuda_graph_booleans) and not resolved.use_async_batching
+        self._manager.logit_processor = self.sampler = Sampler(list(self._manager.logit_processor.logits_processor), eager)
         self._names = map(str, itertools.count())
         self._died: EngineDied | None = None
 

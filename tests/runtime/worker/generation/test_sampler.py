@@ -16,8 +16,7 @@ LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
 def draw(requests: list[tuple[Sampling, int]], logits: torch.Tensor = LOGITS, *, eager: bool = True) -> list[int]:
     """The tokens of sequences at these positions, drawn in one batch."""
-    sampler = Sampler(eager)
-    processors = sampler.beside([])
+    processors = Sampler([], eager)
     states = [
         SimpleNamespace(logit_processor_kwargs=sampling_arguments(sampling, 0), position_offset=position, request_id=str(index))
         for index, (sampling, position) in enumerate(requests)
