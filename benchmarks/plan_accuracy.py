@@ -41,6 +41,7 @@ from tsx_cli.bench.generator.plan import poisson as due
 from tsx_cli.bench.measure.latency_curve import measure_curve
 from tsx_cli.bench.measure.noise import Watch
 from tsx_cli.bench.measure.trial import RunningCandidate, Servers, TrialTarget
+from tsx_cli.bench.measure.variants import QUEUE
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.disturbance import judge
 from tsx_cli.bench.model.predict import timing_of
@@ -51,8 +52,8 @@ from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.model.statistics import latency
 from tsx_cli.bench.storage.archive_record import observation_of, quantiles_of, tells
 from tsx_cli.bench.workload.payloads import Payload
-from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.scheduling.queue import BatchLimits
+from tsx_runtime.shared.cores import cpu_count
 
 PROMISED = 0.15
 LOADS = "0.3,0.5,0.7,0.8"  # of what the configuration can do
@@ -60,7 +61,8 @@ CALM, BUSY = 0.3, 0.8  # of it: the loads that are learned from
 APART = 10.0  # simulated seconds between rounds
 OTHERS = 20  # times as many other arrivals
 SIZES = (1, 2, 4, 8)
-STEP = 1.07  # times the rate that is tried before
+STRIDE = 1.2  # times the rate that is tried before, until one holds and one does not
+APART_AT_MOST = 1.07  # the rates that the search ends with
 BUDGET = 10.0  # seconds for the curve
 CONFIGURATIONS = tuple(Configuration(threads=1, workers=workers, batch_size=size) for workers, size in ((1, 1), (1, 8), (2, 4)))
 MODELS = {"steady": steady, "convolution": convolution, "mlp": mlp, "transformer": transformer}
@@ -149,7 +151,7 @@ def learned_by(
         between(candidate, capacity)
     timing = timing_of(curve)
     assert timing is not None
-    plain = Replica(timing, configuration, cpu_count(), BatchLimits(max_items=configuration.batch_size))
+    plain = Replica(timing, configuration, cpu_count(), BatchLimits(max_items=configuration.batch_size), QUEUE)
     replica = fitted(plain, learned, quantiles_of(alone), sum(transports) / len(transports))
     print(f"{configuration}: {learns(replica, capacity)}", file=sys.stderr)
     return replica, capacity
@@ -183,7 +185,7 @@ class Promise(NamedTuple):
 def promises(
     running: Servers, curve: Curve, configuration: Configuration, options: argparse.Namespace, noise: machine.Noise
 ) -> list[Promise]:
-    """A rate holds if its rounds together do. The search goes up or down by STEP, until one holds and the next one does not."""
+    """A rate holds if its rounds together do. The search goes in strides until one holds and one does not, and then between them."""
     found = []
     replica, closed = learned_by(running, curve, configuration, options.rounds, lambda *_: None)
     candidate = running.get(configuration)
@@ -191,9 +193,9 @@ def promises(
     for bound in options.bounds.split(","):
         slo = parse_slo(bound)
         promised = highest(replica, slo)
-        held, broke, share = 0.0, math.inf, 0.9
-        while not (held and broke < math.inf) and 0.3 < share < 2:
-            rate = float(f"{share * promised:.3g}")
+        held, broke, rate = 0.0, math.inf, 0.95 * promised
+        while broke > APART_AT_MOST * held and 0.3 < rate / promised < 3:
+            rate = float(f"{rate:.3g}")
             rounds[rate] = [undisturbed(candidate, at_random(rate)) for _ in range(options.rounds)]
             noise.sample()
             tails = ", ".join(f"{each.latency.p99_ms:.1f}" for each in rounds[rate])
@@ -203,9 +205,10 @@ def promises(
             print("; ".join(["", *{each.generator.limited for each in rounds[rate] if each.generator.limited}]), file=sys.stderr)
             refused = sum(each.refused for each in rounds[rate]) / sum(each.sent for each in rounds[rate])
             if slo.broken(latency(rounds[rate]).model_dump(), refused):
-                broke, share = rate, share / STEP
+                broke = rate
             else:
-                held, share = rate, share * STEP
+                held = rate
+            rate = math.sqrt(held * broke) if held and broke < math.inf else held * STRIDE or broke / STRIDE
         found.append(Promise(str(configuration), bound, closed, promised, held))
     return found
 

@@ -24,8 +24,8 @@ from benchmarks import servers
 from tests.support import forked
 from tests.support.servers import DEADLINE, Running, clean, started
 from tsx_runtime.core.isolation import hidden_credentials
-from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.workers.forked import PRELOAD_EXPORTED, _ensure_fork_server
+from tsx_runtime.shared.cores import cpu_count
 
 if TYPE_CHECKING:
     from tests.support.platforms.aws import Account

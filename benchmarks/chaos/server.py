@@ -29,6 +29,7 @@ from .load import Answer, read_answer
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
 LEFT_SECONDS = 10.0
+MARK = "CHAOS_LOG"  # in the environment of all processes that a server starts
 _SAMPLE = re.compile(r"^(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -42,7 +43,7 @@ class Counted(NamedTuple):
 
 @dataclass
 class Server:
-    """Started by `start`. Its processes have a session of their own, by which also those are found that lost their parent."""
+    """Started by `start`. Its processes have a variable of their own, by which also those are found that lost their parent."""
 
     process: subprocess.Popen[bytes]
     ports: dict[str, int]
@@ -97,8 +98,8 @@ class Server:
 
     def _has(self, process: psutil.Process) -> bool:
         try:
-            return os.getsid(process.pid) == self.process.pid and process.status() != psutil.STATUS_ZOMBIE
-        except (OSError, psutil.Error):  # it has ended
+            return process.environ().get(MARK) == str(self.log) and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:  # it has ended, or is another user's
             return False
 
     def zombies(self) -> list[int]:
@@ -156,6 +157,7 @@ async def start(directory: Path, models: Sequence[str | Path], settings: Mapping
     environment["TSX_ENABLE_GRPC"] = "false"  # its ports are fixed ones
     environment |= {f"TSX_{name.upper()}": str(value) for name, value in settings.items()}
     log = directory / "server.log"
+    environment[MARK] = str(log)
     command = [sys.executable, "-m", "tsx_cli", "serve", *map(str, models)]
     server = Server(_begin(command, directory, environment, log, output), ports, log)
     try:

@@ -219,6 +219,8 @@ async def _counted(trial: Trial, model: str) -> Counted:
 async def _look_back(trial: Trial) -> None:
     """Nothing is left of the server, neither now nor after its end."""
     trial.check(not (zombies := trial.server.zombies()), f"zombies: {zombies}")
+    missing = {*await trial.server.pids(VICTIM)} - {process.pid for process in trial.server.processes()}
+    trial.check(not missing, f"these workers could not be found after the server's end: {missing}")
     code = await trial.server.stop()
     trial.check(code == 0, f"the server ended with exit code {code}")
     trial.check(not (left := await trial.server.left_over()), f"processes outlived the server: {left}")

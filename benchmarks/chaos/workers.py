@@ -17,6 +17,7 @@ from .trial import Scenario, Trial
 DEATH = frozenset({500, 507})  # WorkerDied; OutOfResources where it was SIGKILL, which is what the kernel sends
 SOON = {"responseTimeout": 1}
 WATCHFUL = {"heartbeat_interval": 1}
+PROGRAM = {"useVenv": True}  # workers are not forked
 
 
 async def kill_one(trial: Trial) -> None:
@@ -164,6 +165,8 @@ def _poison(name: str, poison: str, allowed: frozenset[int]) -> Scenario:
 SCENARIOS = (
     Scenario("one worker of two is killed", kill_one, DEATH),
     Scenario("all workers are killed at once", kill_all, DEATH),
+    Scenario("all workers that are programs are killed at once", kill_all, DEATH, PROGRAM, WATCHFUL),
+    Scenario("a worker that is a program is stopped by SIGSTOP", stop_one, victim=PROGRAM, settings=WATCHFUL),
     Scenario("a worker is stopped by SIGSTOP", stop_one, settings=WATCHFUL),
     _order("the handler is killed as the kernel does when memory is out", "die", 507),
     Scenario("the kernel kills a worker for its memory", out_of_memory, DEATH, {"minWorkers": 1, "maxWorkers": 1}, why_not=why_not),

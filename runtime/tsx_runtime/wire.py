@@ -35,6 +35,8 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                         next part of a stream; a REPLY still closes it
     THREADS   front     none; in place of the batch's number: the threads   empty
                         that torch may use from the next batch on
+    RELAY     neither: between the front end and a process that does TLS for it,
+                        as `targets/frontends/frames.py` has it
     REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",
                         the last one                                            "count", "request_ids"}], "lines":
                                                                             [[time, stream, text, [request id of the
@@ -107,6 +109,7 @@ class Kind(enum.IntEnum):
     CANCEL = 9
     REPORT = 10
     THREADS = 11
+    RELAY = 12
 
 
 class DeclaredMetric(TypedDict):

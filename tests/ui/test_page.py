@@ -295,6 +295,27 @@ def test_a_server_without_a_model_store_names_the_command_that_serves_an_archive
     page.unroute_all(behavior="wait")
 
 
+def test_a_latency_target_that_is_missed_and_a_reply_cache_are_described(page: Any, served: Running) -> None:
+    def configured(route: Any) -> None:
+        reported = route.fetch().json()
+        version, *_ = next(model["versions"] for model in reported["models"] if model["name"] == "looks")
+        slo = {"target": "p99<10ms", "batchSize": 2, "attained": 0, "missed": 20, "refused": 3, "attainment": 0.0, "budgetLeft": -99.0}
+        cache = {"entries": 5, "size": 2560, "maxSize": 1 << 20, "hits": 55, "misses": 5, "evictions": 0, "hitRatio": 55 / 60}
+        version |= {"slo": slo, "cache": cache}
+        route.fulfill(json=reported)
+
+    page.route("**/ui/api/state*", configured)
+    look(page, served, "model/looks/overview")
+    expect(page.get_by_text("p99<10ms")).to_have_text(
+        "Target p99<10ms: kept for 0.00 % of the requests of the last 5 minutes; the error budget of the last hour is used up: "
+        "100 times as many misses as it allows; 3 refused on arrival; batches of up to 2"
+    )
+    hits = "answered 91.7 % of the requests (55 hits, 5 misses)"
+    expect(page.get_by_text("Reply cache")).to_have_text(f"Reply cache: {hits}; it holds 5, 2.5 KiB of 1.0 MiB")
+    expect(page.locator(".stat").nth(4).locator("small")).to_have_text("")
+    page.unroute_all(behavior="wait")
+
+
 def test_state_leads_the_overview_with_a_trend_each(page: Any, served: Running) -> None:
     look(page, served, "model/looks/overview")
     state = page.locator(".stat")

@@ -21,13 +21,13 @@ from tsx_cli.bench.storage.archive_record import read_record
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.scheduling.job import Answer, Flow, WaitingJob
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import PredictionFailed, TsxError, Unavailable
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.content_types import looks_like
+from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.wire import Buffer, content_type_of, header_block
 
 CHUNK = 64  # rows that go to the workers together, where they are fast

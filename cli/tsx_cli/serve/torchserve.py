@@ -240,7 +240,7 @@ def notices(arguments: argparse.Namespace, setup: Setup) -> list[str]:
 
 def starts(settings: Settings) -> list[StartModel]:
     """A model that asks for no number of workers has one a core, as in TorchServe, where there is no GPU."""
-    from tsx_runtime.core.placement.devices import cpu_count
+    from tsx_runtime.shared.cores import cpu_count
     from tsx_runtime.targets.server.startup import models_from_settings
 
     return [replace(start, order=replace(start.order, default_workers=cpu_count())) for start in models_from_settings(settings)]

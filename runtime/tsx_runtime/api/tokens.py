@@ -14,12 +14,14 @@ from typing import NamedTuple, TypeAlias
 
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.private_directory import warn_if_replaceable
-from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
+from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError, Unavailable
 from tsx_runtime.settings.schema import Settings
 
 LENGTH = 18  # random bytes of a token that is made up; TorchServe's six can be guessed within its hour by a fast client
 FAILED = "Token Authentication failed. Token either incorrect, expired, or not provided correctly"  # of the way to a new token
 KINDS = ("management", "inference")  # that a client can renew
+
+HandedTokens: TypeAlias = Mapping[str, tuple[str, float | None]]  # by kind: a token that was made up, and the seconds that it has left
 
 
 class BearerToken:
@@ -34,6 +36,7 @@ class BearerToken:
         self._clock = clock
         self._until = None if lifetime is None else clock() + (lifetime if left is None else left)
         self.on_change: list[Callable[[], None]] = []  # called when what was right is wrong now
+        self.is_handed_over = False  # another server has it, and would not learn of a new one
 
     @classmethod
     def made_up(cls, lifetime: float | None = None, clock: Callable[[], float] = time.monotonic) -> BearerToken:
@@ -50,10 +53,10 @@ class BearerToken:
         right = hmac.compare_digest(given.strip(), self.token.encode())
         return right and scheme.lower() == b"bearer" and self.seconds_left != 0
 
-    def renew(self, token: str) -> None:
+    def renew(self, token: str, left: float | None = None) -> None:
         assert self.lifetime is not None
         self.token = token
-        self._until = self._clock() + self.lifetime
+        self._until = self._clock() + (self.lifetime if left is None else left)
         for listener in self.on_change:
             listener()
 
@@ -76,12 +79,28 @@ class Keys(NamedTuple):
             raise InvalidToken(f"{FAILED}. Parameter type is {kind!r}: it must be {' or '.join(KINDS)}.")
         if key.lifetime is None:
             raise BadRequest(f"The {kind} token was set when the server was started, so it cannot be changed while the server runs.")
+        if key.is_handed_over:
+            raise Unavailable("Another server has replaced this one. Ask it for the new token, over a new connection.")
         token = _draw()
         try:
             self.write({kind: token})
         except OSError as error:
             raise TsxError(f"The new {kind} token cannot be written to {self.file}: {error.strerror}. The old one stays valid.") from error
         key.renew(token)
+
+    def hand_over(self) -> None:
+        """Another server replaces this one: tokens are renewed there from now on."""
+        for key in (self.inference, self.management):
+            if key is not None:
+                key.is_handed_over = True
+
+    def follow(self, handed: HandedTokens) -> None:
+        """The server that this one replaces may have renewed tokens since `build_keys` got them. Raises OSError."""
+        for kind in KINDS:
+            key: BearerToken | None = getattr(self, kind)
+            if key is not None and key.lifetime is not None and kind in handed:
+                key.renew(*handed[kind])
+        self.write()
 
     def write(self, new: Mapping[str, str] = {}) -> None:
         """Replace the file, readable by its owner alone: a reader sees the old one or the new one. Raises OSError.
@@ -102,9 +121,6 @@ class Keys(NamedTuple):
         if self.file is not None:
             with suppress(OSError):
                 self.file.unlink()
-
-
-HandedTokens: TypeAlias = Mapping[str, tuple[str, float | None]]  # by kind: a token that was made up, and the seconds that it has left
 
 
 def build_keys(settings: Settings, clock: Callable[[], float] = time.monotonic, handed: HandedTokens | None = None) -> Keys:

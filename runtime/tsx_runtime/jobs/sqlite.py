@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from contextlib import closing, suppress
 from pathlib import Path
 
 from tsx_archiver.errors import CacheError
@@ -45,7 +46,11 @@ class SqliteStore(SqlStore):
     def hand_over(self) -> None:
         """The lock goes to the other server at once; what this one runs stays its own, by its leases."""
         self._is_mine = False
-        self._leave()
+        own, self._lock = self._lock, None
+        if own is not None:
+            with suppress(OSError, CacheError):  # the other server is not to wait for it
+                self._drain()
+            own.close()
 
     def exists(self) -> bool:
         return self.path.exists()
@@ -75,7 +80,8 @@ class SqliteStore(SqlStore):
         return connection
 
     def prepare(self, session: Session) -> None:
-        alone = self._is_mine and self._shared_until is None
+        with closing(self._draining()) as others:
+            alone = self._is_mine and self._shared_until is None and others.own(wait=False)
         if alone and session.row("SELECT 1 FROM sqlite_master WHERE name = 'tsx_jobs'"):
             session.run(f"UPDATE tsx_jobs SET {REQUEUE} WHERE state = 'running'")
             session.run("UPDATE tsx_callbacks SET due = {now} WHERE due > {now} AND error = ''")  # the killed server was sending it
@@ -92,6 +98,16 @@ class SqliteStore(SqlStore):
         super().disconnect(connection)
         self._leave()
 
+    def _draining(self) -> FileLock:
+        """Shared by servers that have been replaced and still run jobs: the one that replaced them may have died."""
+        return FileLock(self.path.with_name(self.path.name + ".draining"))
+
+    def _drain(self) -> None:
+        draining = self._draining()
+        while not draining.share():  # another server looks whether there is one
+            time.sleep(LOOK)
+        self._lock = draining
+
     def _leave(self) -> None:
         if self._lock is not None:
             self._lock.close()
@@ -100,6 +116,7 @@ class SqliteStore(SqlStore):
     def _own(self) -> None:
         """A lock beside the file, which ends with this process. Raises StoreUnavailable, OSError, CacheError."""
         if not self._is_mine:
+            self._drain()
             return
         lock = FileLock(self.path.with_name(self.path.name + ".lock"))
         while not lock.own(wait=False):
@@ -111,4 +128,4 @@ class SqliteStore(SqlStore):
             raise StoreUnavailable(f"{text} Name another file, or a postgresql:// URL, which servers can share.")
         self._lock = lock
         if not self._is_mine:  # handed over while it waited
-            self._leave()
+            self.hand_over()

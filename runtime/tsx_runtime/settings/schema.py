@@ -370,6 +370,9 @@ class Settings(BaseModel):
     model_gpu_memory: Size | None = Field(
         None, description="memory of each GPU that the workers of all models may use, such as 20GB; no limit if not set; see elastic.md"
     )
+    frontends: int = Field(
+        1, ge=1, le=64, description="processes that accept https connections and do their TLS, on more than 4 cores; 1 = the server's own"
+    )
     shutdown_delay: int = Field(
         0, ge=0, description="time in which a stopping server reports that it is not ready but still accepts requests, in seconds"
     )

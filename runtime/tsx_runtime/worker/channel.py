@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from tsx_runtime import wire
+from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.shared.native import mypyc_attr
 from tsx_runtime.wire import Buffer, Frame, Kind
 
@@ -19,8 +20,7 @@ SMALL = 256 << 10  # frames up to this size are read without an allocation of th
 KEPT = 32 << 20  # a larger frame gets memory of its own, which does not stay
 JOINED = 32 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
 POLL = 200e-6  # seconds; to fall asleep and to be woken costs about half of that
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-CAN_POLL = hasattr(socket, "MSG_DONTWAIT") and hasattr(os, "sched_yield") and CORES > 1  # on one core nobody else could send
+CAN_POLL = hasattr(socket, "MSG_DONTWAIT") and hasattr(os, "sched_yield") and cpu_count() > 1  # on one core nobody else could send
 
 OutFrame: TypeAlias = "tuple[Kind, int, Sequence[tuple[int, Buffer, Buffer]], Buffer]"  # kind, batch, items, extra
 

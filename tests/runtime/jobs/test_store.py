@@ -261,6 +261,24 @@ def test_the_server_that_replaces_another_waits_for_its_file_and_they_share_it_u
     run(SqliteStore(tmp_path / "jobs.sqlite"), test)
 
 
+def test_what_a_replaced_server_still_runs_is_not_run_again_by_the_next_one_after_that_which_replaced_it_was_killed(tmp_path: Path) -> None:
+    async def test(store: SqlStore) -> None:
+        await store.add(new("a"), MOST)
+        assert [job.id for job in await store.claim({("m", ""): 1}, "me", 60)] == ["a"]
+        killed, third = SqliteStore(tmp_path / "jobs.sqlite"), SqliteStore(tmp_path / "jobs.sqlite")
+        killed.follow(60)
+        store.hand_over()
+        await killed.open()
+        await killed.close()
+        assert await third.claim({("m", ""): 5}, "third", 60) == []
+        await third.close()
+        await store.close()
+        assert [job.id for job in await third.claim({("m", ""): 5}, "third", 60)] == ["a"]
+        await third.close()
+
+    run(SqliteStore(tmp_path / "jobs.sqlite"), test)
+
+
 def test_a_server_that_is_replaced_while_it_waits_for_its_file_does_not_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits, goes_on = threading.Event(), threading.Event()
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -83,11 +84,17 @@ class Watched(socket.socket):
             raise
 
 
+BIND = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
+LIMIT = "from tsx_runtime.shared import cores; from pathlib import Path; cores.QUOTA = Path('cpu.max')"
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")
-def test_a_process_that_may_use_one_core_does_not_look() -> None:
-    bind = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
-    code = f"{bind}; from tsx_runtime.worker.channel import CAN_POLL; print(CAN_POLL)"
-    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout == "False\n"
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("bound", [BIND, LIMIT])
+def test_a_process_that_may_use_one_core_does_not_look(bound: str, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text("150000 100000")
+    code = f"{bound}; from tsx_runtime.worker.channel import CAN_POLL; print(CAN_POLL)"
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, cwd=tmp_path).stdout == "False\n"
 
 
 @pytest.mark.skipif(not CAN_POLL, reason="this system has no socket that can be looked at without waiting, or one core")

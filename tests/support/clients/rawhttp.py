@@ -26,10 +26,10 @@ class Answer:
 
 
 class RawConnection:
-    """`turn` lets the server read what was sent before more is sent."""
+    """`turn` lets the server read what was sent before more is sent; `source` is the client's address."""
 
-    def __init__(self, address: tuple[str, int], turn: Callable[[], object] = lambda: None) -> None:
-        self.sock = socket.create_connection(address, TIMEOUT)
+    def __init__(self, address: tuple[str, int], turn: Callable[[], object] = lambda: None, source: str = "") -> None:
+        self.sock = socket.create_connection(address, TIMEOUT, (source, 0) if source else None)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._turn = turn
         self._buffer = b""

@@ -27,12 +27,13 @@ from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
 from tsx_runtime.core.models.handlers import handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, plan
-from tsx_runtime.core.placement.devices import cpu_count, gpu_count
+from tsx_runtime.core.placement.devices import gpu_count
 from tsx_runtime.core.placement.placement import Machine, placement_of
 from tsx_runtime.core.workers.launch import Launch, launch_of
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.wire import Buffer, Item, Kind, LoadOrder
 
 LAST_LINES = 6  # of its log, in the reason of a failure

@@ -119,7 +119,7 @@ class ModelVersion:
     def _make_dispatcher(self, chosen: VersionPlan) -> Dispatcher:
         bounds = chosen.bounds
         if bounds.slo is None:
-            return make_dispatcher(self.label, chosen.limits, bounds, chosen.strategy, self._names)
+            return make_dispatcher(self.label, chosen.limits, bounds, chosen.strategy, self._names, self.max_response_size)
         points = self.measured.curve if self.measured is not None and self.measured.here else ()
         return SloDispatcher(self.label, chosen.limits, bounds, bounds.slo, points, queue_of(chosen.strategy), self._host.arbiter)
 

@@ -187,7 +187,7 @@ def _with_costs(chosen: Strategy, cost: int, tokens: int, buckets: tuple[int, ..
         raise BadRequest(f"{text}: their requests are not gathered in batches. Remove them.")
     if cost and tokens:
         raise BadRequest("maxBatchCost and maxBatchTokens are two names of one bound. Remove one.")
-    return chosen._replace(cost_per_byte=NEVER if tokens else 1.0)
+    return chosen._replace(cost_per_byte=NEVER if tokens else 1.0, max_cost=cost or tokens)
 
 
 def _with_rows(chosen: Strategy, rows: int, slo: str | None) -> Strategy:

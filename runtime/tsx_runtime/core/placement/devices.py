@@ -12,12 +12,6 @@ from pathlib import Path
 logger = logging.getLogger("tsx.devices")
 
 
-def cpu_count() -> int:
-    """Cores that this process may use: its affinity, and the quota of its control group."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(cores, _cgroup_cores(Path("/sys/fs/cgroup/cpu.max"), cores)))
-
-
 def gpu_count() -> int:
     """CUDA devices that are visible: `CUDA_VISIBLE_DEVICES` where it is set, else what the NVIDIA driver, or AMD's, lists."""
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
@@ -89,11 +83,3 @@ def _amd_count(nodes: Path) -> int:
             continue
         count += int(fields.get("simd_count", "0")) > 0
     return count
-
-
-def _cgroup_cores(file: Path, otherwise: int) -> int:
-    try:
-        quota, period = file.read_text().split()
-    except (OSError, ValueError):
-        return otherwise
-    return otherwise if quota == "max" else max(1, int(quota) // int(period))

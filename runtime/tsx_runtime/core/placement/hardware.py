@@ -10,7 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_runtime.core.placement.devices import cpu_count, gpu_count
+from tsx_runtime.core.placement.devices import gpu_count
+from tsx_runtime.shared.cores import cpu_count
 
 _CPUINFO = Path("/proc/cpuinfo")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")

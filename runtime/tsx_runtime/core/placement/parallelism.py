@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tsx_archiver import ModelConfig, TorchRun
-from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.errors import BadRequest
+from tsx_runtime.shared.cores import cpu_count
 
 
 class Parallel(NamedTuple):

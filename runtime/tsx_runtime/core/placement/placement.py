@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning, check_pinning, choose_cores, parse_pinning, read_cpus
-from tsx_runtime.core.placement.devices import cpu_count, visible_devices
+from tsx_runtime.core.placement.devices import visible_devices
 from tsx_runtime.core.placement.parallelism import Parallel
 from tsx_runtime.errors import SettingError
+from tsx_runtime.shared.cores import cpu_count
 
 logger = logging.getLogger("tsx.places")
 

@@ -70,7 +70,7 @@ class Channel(asyncio.BufferedProtocol):
         self.answered = 0  # requests
         self.threads = 0  # that its torch may use
         self.shares_cores = False  # see `LoadOrder`
-        self.gpu: int | None = None  # that the worker uses, or the first of them
+        self.devices: Sequence[int | None] = (None,)  # that the worker uses: numbers of GPUs, or the CPU
         self.pings = 0  # that the worker has not answered
         self.replied = 0.0  # time.monotonic() of the last reply
         self.streaming: set[int] = set()  # positions in the first batch whose answer has begun
@@ -99,7 +99,7 @@ class Channel(asyncio.BufferedProtocol):
 
     def load(self, order: wire.LoadOrder) -> None:
         assert self._transport is not None
-        self.threads, self.shares_cores, self.gpu = order["threads"] or 0, order["shares_cores"], order["gpu_id"]
+        self.threads, self.shares_cores = order["threads"] or 0, order["shares_cores"]
         self._transport.writelines(wire.encode(wire.Kind.LOAD, 0, extra=json.dumps(order).encode()))
 
     def send(self, jobs: list[Job], now: float, deaths: int = 0) -> None:

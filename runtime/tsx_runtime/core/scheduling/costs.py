@@ -21,17 +21,21 @@ class CostQueue(RequestQueue):
     A request costs what its header `x-tsx-cost` says, else the bytes of its body times the cost of a byte.
     """
 
-    __slots__ = ("_cost", "_rate", "_size")
+    __slots__ = ("_cost", "_most", "_rate", "_size")
 
-    def __init__(self, cost_per_byte: float) -> None:
-        """Until workers have measured it. Infinite where bytes say nothing: each request is a batch then."""
+    def __init__(self, cost_per_byte: float, most: float = 0) -> None:
+        """`cost_per_byte`: until workers have measured it. Infinite where bytes say nothing: each request is a batch then.
+
+        `most`: of a batch, and so the most that a header is believed; 0: there is no bound, and no header is read.
+        """
         super().__init__()
+        self._most = most
         self._rate = cost_per_byte
         self._cost = self._size = 0.0  # measured
 
     def cost(self, job: Job) -> float:
-        found = _HEADER.search(job.meta.lower())
-        return float(found[1]) if found else self._rate * max(len(job.body), 1)
+        found = _HEADER.search(job.meta.lower()) if self._most else None
+        return min(max(float(found[1]), 1.0), self._most) if found else self._rate * max(len(job.body), 1)
 
     def learn(self, jobs: Sequence[Job], metrics: Sequence[MetricDelta]) -> None:
         cost = sum(metric["value"] for metric in metrics if metric["name"] == BATCH_COST)

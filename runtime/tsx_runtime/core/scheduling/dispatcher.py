@@ -253,8 +253,7 @@ class Dispatcher:
         if len(extra) > TIMES_SIZE:
             values = json.loads(bytes(extra[TIMES_SIZE:]))
             self.stats.add_handler_metrics(values)
-            if size == len(sent.jobs):  # else the bodies of late ones are gone
-                self.queue.learn(jobs, values)
+            self.queue.learn(sent.jobs, values)
             if self.stats.journal is not None:
                 self.stats.journal.add_values(values, [job.request_id for job in sent.jobs])
 

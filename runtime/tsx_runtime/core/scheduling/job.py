@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan
 from tsx_runtime.errors import PredictionFailed, TsxError
-from tsx_runtime.wire import Body, Buffer, Item
+from tsx_runtime.wire import Body, Buffer, Item, Parts
 
 Headers = Collection[tuple[bytes, bytes]]  # names in lower case
 AHEAD = 1 << 20  # bytes of one streamed answer that may wait for its client
@@ -86,7 +86,7 @@ class LateJob(UncountedJob):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self.body, self.deadline, self.gone = b"", None, True
+        self.body, self.deadline, self.gone = Parts([], len(job.body)), None, True  # of the body, its size
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         pass

@@ -37,6 +37,7 @@ class Strategy(NamedTuple):
     sequences: SequenceConfig | None = None  # of a stateful model
     tickets: bool = False
     cost_per_byte: float | None = None  # where batches have a cost, or preferred sizes: see `CostQueue`
+    max_cost: int = 0  # of a batch; 0: no bound
     split_rows: int = 0  # of a part of a request; 0: requests stay whole
 
 
@@ -72,20 +73,22 @@ def _sequences(config: ModelConfig) -> SequenceConfig | None:
     )
 
 
-def make_dispatcher(label: str, limits: BatchLimits, bounds: Bounds, chosen: Strategy, names: HeaderNames) -> Dispatcher:
+def make_dispatcher(
+    label: str, limits: BatchLimits, bounds: Bounds, chosen: Strategy, names: HeaderNames, max_response_size: int
+) -> Dispatcher:
     joins = chosen.mode != "batch"
     if chosen.sequences is not None:
         return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.sequences, names)
     if joins:
         return JoiningDispatcher(label, limits, bounds)
     if chosen.split_rows:
-        return RowsDispatcher(label, limits, bounds, chosen.split_rows, queue_of(chosen))
+        return RowsDispatcher(label, limits, bounds, chosen.split_rows, max_response_size, queue_of(chosen))
     return Dispatcher(label, limits, bounds, queue_of(chosen))
 
 
 def queue_of(chosen: Strategy) -> RequestQueue | None:
     """None for the plain one."""
-    return None if chosen.cost_per_byte is None else CostQueue(chosen.cost_per_byte)
+    return None if chosen.cost_per_byte is None else CostQueue(chosen.cost_per_byte, chosen.max_cost)
 
 
 def entrance(dispatcher: Dispatcher, chosen: Strategy, response_timeout: float) -> Callable[[Job], None]:

@@ -114,7 +114,7 @@ class DeviceArbiter:
             return False
         if rival not in self._active or now - self._renewed > RENEW:
             self._renew(rival, now)
-        return any(channel.gpu in self._crowded for channel in rival.channels)
+        return any(not self._crowded.isdisjoint(channel.devices) for channel in rival.channels)
 
     def _renew(self, rival: Rival, now: float) -> None:
         self._renewed = now
@@ -124,8 +124,8 @@ class DeviceArbiter:
             if each is rival or each.claim(now) is not None or any(it.batches or now - it.replied < RECENT for it in each.channels)
         }
         self._crowded = set()
-        for device in {channel.gpu for each in self._active for channel in each.channels}:
-            workers = [(each, channel) for each in self._active for channel in each.channels if channel.gpu == device]
+        for device in {device for each in self._active for channel in each.channels for device in channel.devices}:
+            workers = [(each, channel) for each in self._active for channel in each.channels if device in channel.devices]
             if len({each for each, _ in workers}) > 1 and sum(self._need(channel) for _, channel in workers) > self._room(device):
                 self._crowded.add(device)
 
@@ -142,15 +142,15 @@ class DeviceArbiter:
 
     def outlook(self, rival: Rival, now: float) -> tuple[float, float]:
         """When a batch of a request that comes now may start at the earliest, and for how long others have the device after each batch."""
-        device = rival.channels[0].gpu
-        others = [each for each in self._active if each is not rival and any(channel.gpu == device for channel in each.channels)]
-        running = [(each, channel) for each in others for channel in self._busy(each, device, now)]
-        need = self._need(rival.channels[0])
+        own = rival.channels[0]
+        devices, need = set(own.devices), self._need(own)
+        rivals = [each for each in self._active if each is not rival]
+        others = [each for each in rivals if any(not devices.isdisjoint(channel.devices) for channel in each.channels)]
+        running = [(each, channel) for each in others for channel in self._busy(each, devices, now)]
+        room = self._room(own.devices[0])  # alike for all of them
         used = sum(self._need(channel) for _, channel in running)
-        at_once = max(1, self._room(device) // need)
-        start = (
-            min((each.expected_end(channel, now) for each, channel in running), default=now) if used + need > self._room(device) else now
-        )
+        at_once = max(1, room // need)
+        start = min((each.expected_end(channel, now) for each, channel in running), default=now) if used + need > room else now
         claims = {each: each.claim(now) for each in others}
         busy = {each for each, _ in running}
         waiting = [claim for claim in claims.values() if claim is not None]
@@ -165,29 +165,30 @@ class DeviceArbiter:
         """In the order of `turn_order`, one batch each. A later one takes no room that an earlier one waits for."""
         members = [(each, claim) for each in self._members if (claim := each.claim(now)) is not None]
         urgent = turn_order([claim for _, claim in members], now)
+        busy = [channel for each in self._members for channel in self._busy(each, self._crowded, now)]
         used: dict[Device, float] = {
-            device: sum(self._need(channel) for each in self._members for channel in self._busy(each, device, now))
-            for device in self._crowded
+            device: sum(self._need(channel) for channel in busy if device in channel.devices) for device in self._crowded
         }
         found: dict[Rival, Channel] = {}
         for _, rival in sorted(zip(urgent, [each for each, _ in members], strict=True), key=lambda pair: pair[0]):
             idle = [channel for channel in rival.channels if not channel.batches]
             for channel in idle:
-                used.setdefault(channel.gpu, -math.inf)  # of a device that is not crowded
-                if not used[channel.gpu] or used[channel.gpu] + self._need(channel) <= self._room(channel.gpu):
+                need = self._need(channel)
+                before = {device: used.get(device, -math.inf) for device in channel.devices}  # nothing of one that is not crowded
+                if all(not taken or taken + need <= self._room(device) for device, taken in before.items()):
                     found[rival] = channel
-                    used[channel.gpu] += self._need(channel)
+                    used |= {device: taken + need for device, taken in before.items()}
                     break
             else:
-                used |= {channel.gpu: math.inf for channel in idle}
+                used |= {device: math.inf for channel in idle for device in channel.devices}
         self.held_up = len(found) < len(members)
         return found
 
-    def _busy(self, rival: Rival, device: Device, now: float) -> list[Channel]:
+    def _busy(self, rival: Rival, devices: set[Device], now: float) -> list[Channel]:
         """Its workers that run a batch; for one that is long overdue the others do not wait, and a timer runs until it is."""
         busy = []
         for channel in rival.channels:
-            if channel.batches and channel.gpu == device and (until := rival.overdue(channel)) > now:
+            if channel.batches and not devices.isdisjoint(channel.devices) and (until := rival.overdue(channel)) > now:
                 busy.append(channel)
                 if until < self._timer_at:
                     if self._timer is not None:
@@ -204,4 +205,4 @@ class DeviceArbiter:
         return self._cores if device is None else 1
 
     def _need(self, channel: Channel) -> int:
-        return 1 if channel.gpu is not None else min(channel.threads or self._cores, self._cores)
+        return min(channel.threads or self._cores, self._cores) if None in channel.devices else 1

@@ -121,8 +121,8 @@ class SloDispatcher(Dispatcher):
         due = now - self.control.target.seconds
         missed = sum([job.arrived < due or isinstance(job, LateJob) for job in sent.jobs])
         if not sent.deaths:
-            cost = 0.0 if any(isinstance(job, LateJob) for job in sent.jobs) else sum(self._costs(sent.jobs))
-            self.control.learn(len(sent.jobs), now - max(sent.at, channel.replied), now, len(self.channels), missed, cost)
+            seconds, cost = now - max(sent.at, channel.replied), sum(self._costs(sent.jobs))
+            self.control.learn(len(sent.jobs), seconds, now, len(self.channels), missed, cost)
         self._ask_again()
         if self._arbiter.held_up:
             self._arbiter.turn()

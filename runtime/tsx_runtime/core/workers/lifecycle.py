@@ -157,7 +157,7 @@ class WorkerLifecycle:
     async def _begin(self) -> WorkerInstance:
         name, launch = f"{self._config.label} {self._worker.id}", self._config.launch(self._worker)
         instance = await WorkerInstance.start(self._config.starter, self._config.dispatcher, name, launch)
-        instance.channel.worker = self._worker.id
+        instance.channel.worker, instance.channel.devices = self._worker.id, self._worker.gpus or (None,)
         return instance
 
     def _take_over(self, instance: WorkerInstance) -> None:

@@ -7,6 +7,7 @@ They meet at a unix socket in the state directory, `ADDRESS.sock`. The new serve
     old    {"format", "version", "sockets": [[place, owned] ...], "tokens"}, JSON on one line, and with it the sockets' descriptors
     new    "ready": from now on it could answer. The end of the connection before that: it did not start, and the old server goes on
     old    "yours": it accepts no more connections. What comes meanwhile waits in the sockets' backlogs
+    old    the tokens again, JSON on one line: clients may have renewed them meanwhile
 
 An old server that is stopped while the new one loads says "yours" as soon as it is asked, or ends. It leaves the file of the tokens behind.
 """
@@ -76,7 +77,10 @@ class Predecessor:
     def _take_over(self) -> None:
         with suppress(OSError):  # it has ended: what it had is this server's all the same
             self._connection.sendall(READY)
-            self._connection.recv(len(YOURS))
+            with self._connection.makefile("rb") as said:
+                said.readline()
+                if (line := said.readline()).endswith(b"\n"):  # an earlier release sends none
+                    self.tokens = json.loads(line)
 
     def close(self) -> None:
         self._connection.close()
@@ -128,9 +132,8 @@ def _connect(path: Path) -> Predecessor | None:
             version = said["version"]
             raise SettingError(f"--replace: tsx {version} is running, which this release cannot replace. Stop it, then start this one.")
         passed = {name: PassedSocket(sock, owned) for (name, owned), sock in zip(said["sockets"], sockets, strict=True)}
-        tokens = {kind: (token, left) for kind, (token, left) in said["tokens"].items()}
         held.pop_all()
-        return Predecessor(connection, passed, tokens, said["version"])
+        return Predecessor(connection, passed, said["tokens"], said["version"])
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
@@ -204,7 +207,7 @@ class SocketHandover:
         """This server accepts no more connections: the other one may."""
         self.close()
         if self._successor is not None:
-            self._successor.write(YOURS)
+            self._successor.write(YOURS + json.dumps(self._tokens()).encode() + b"\n")
             self._successor.close()
 
     def close(self) -> None:

@@ -240,6 +240,10 @@ async def _answer(
         ):
             if before is not None:
                 await before.take_over()
+                try:
+                    parts.keys.follow(before.tokens)
+                except OSError as error:
+                    logger.error("the tokens cannot be written to %s: %s", parts.keys.file, error.strerror)
                 for listener in listeners:
                     listener.take_over()
                 if jobs is not None:
@@ -256,6 +260,7 @@ async def _answer(
 
             def replaced() -> None:
                 stopping.replaced.set()
+                parts.keys.hand_over()
                 if jobs is not None:
                     jobs.store.hand_over()
                 stopping.asked.set()
@@ -264,7 +269,7 @@ async def _answer(
                 on_ready(servers.addresses)
                 failure = await _failure_to_load(hosted, models, stopping)
             if handover.is_taken:
-                servers.leave()
+                await servers.leave()
                 handover.confirm()
                 logger.info("replaced by another server: a connection ends with its next answer, within %d s", settings.drain_timeout)
             else:
@@ -283,6 +288,7 @@ async def _answer(
             if handover.is_awaited:
                 stopping.replaced.set()
     finally:
+        await servers.close()
         if jobs is not None:
             await jobs.close()
         for app in apps:

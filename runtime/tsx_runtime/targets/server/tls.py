@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import ssl
 import stat
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from tsx_archiver.storage.private_directory import private_opener, temporary_place
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import ROLES, Settings
 from tsx_runtime.targets.server.keystore import Pem, der_element, read_keystore
+from tsx_runtime.targets.server.pem_context import load_pem, server_context
 
 MAKE_ONE = (
     "To create a pair for testing: openssl req -x509 -newkey rsa:2048 -nodes -days 30 -keyout key.pem -out cert.pem "
@@ -36,6 +33,9 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
         given = [name for name in ("certificate_file", "private_key_file", "keystore") if getattr(settings, name)]
         if given and not settings.enable_grpc_ssl:
             logger.warning("no address begins with https://, so nothing is encrypted, although %s", f"{' and '.join(given)} were given")
+        if settings.frontends > 1:
+            text = "frontends = %d has no effect, because no address begins with https://: use such an address, or remove the setting"
+            logger.warning(text, settings.frontends)
         return None
     if _from_keystore(settings):
         assert settings.keystore is not None
@@ -90,7 +90,7 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
     def ask() -> str:
         raise SettingError(f"private_key_file: {key} is encrypted. Write it without a password: openssl pkey -in {key} -out key.pem")
 
-    context = _server_context()
+    context = server_context()
     try:
         context.load_cert_chain(certificate, key, ask)
     except ssl.SSLError as error:
@@ -105,13 +105,12 @@ def _load(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def _load_pem(pem: Pem, keystore: Path) -> ssl.SSLContext:
-    context = _server_context()
-    with _as_file(pem.key + pem.certificates) as path:
-        try:
-            context.load_cert_chain(path)
-        except ssl.SSLError as error:
-            why = _reason(error, context, pem.certificates)
-            raise SettingError(f"keystore {keystore}: its key and certificate cannot be used: {why}") from error
+    context = server_context()
+    try:
+        load_pem(context, pem)
+    except ssl.SSLError as error:
+        why = _reason(error, context, pem.certificates)
+        raise SettingError(f"keystore {keystore}: its key and certificate cannot be used: {why}") from error
     return context
 
 
@@ -136,30 +135,6 @@ def _rsa_bits(certificates: bytes) -> Iterator[int]:
             numbers, _ = der_element(key[1:])  # a BIT STRING begins with the number of its unused bits
             modulus, _ = der_element(numbers)
             yield int.from_bytes(modulus, "big").bit_length()
-
-
-@contextmanager
-def _as_file(content: bytes) -> Iterator[str]:
-    """What OpenSSL reads from files alone; on Linux from memory, so that no key lies on a disk."""
-    if hasattr(os, "memfd_create"):
-        with open(os.memfd_create("tsx-tls"), "wb") as memory:
-            memory.write(content)
-            memory.flush()
-            yield f"/proc/self/fd/{memory.fileno()}"
-        return
-    with tempfile.TemporaryDirectory(dir=temporary_place()) as directory:  # no other user may read it
-        path = Path(directory, "pair.pem")
-        with open(path, "xb", opener=private_opener) as file:
-            file.write(content)
-        yield str(path)
-
-
-def _server_context() -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
-    context.options |= ssl.OP_NO_RENEGOTIATION  # `tls_transport.py` relies on it
-    return context
 
 
 def is_trusted_as(host: str, settings: Settings) -> bool:

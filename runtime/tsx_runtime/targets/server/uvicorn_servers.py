@@ -16,6 +16,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.targets.frontends.relays import Relays
 from tsx_runtime.targets.server.grpc_listeners import Port
 from tsx_runtime.targets.server.listeners import BACKLOG, Listener
 from tsx_runtime.targets.server.tls_transport import TlsListener
@@ -37,8 +38,11 @@ class ServerGroup:
         """`apps` has one app for each listener."""
         limited = [app.clients is not None for app in apps]
         protocols = {each: http_protocol(limited=each) for each in set(limited)}  # once: it may have a warning to log
+        https = [listener for listener in listeners if listener.address.scheme == "https"]
+        self._relays = Relays(settings, https) if settings.frontends > 1 and https else None
         self._servers = [
-            _Server(app, protocols[app.clients is not None], settings, listener, tls) for app, listener in zip(apps, listeners, strict=True)
+            _Server(app, protocols[app.clients is not None], settings, listener, tls, self._relays)
+            for app, listener in zip(apps, listeners, strict=True)
         ]
         self._ports = ports
         self._running: dict[_Server, asyncio.Task[None]] = {}
@@ -54,14 +58,15 @@ class ServerGroup:
         self._running = {server: asyncio.create_task(server.serve()) for server in self._servers}
         for server, task in self._running.items():
             await _listening(server.up, task)
+        if self._relays is not None:
+            await self._relays.start()
         for port in self._ports:
             await port.server.start()
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         """Accept no more connections: another server has the sockets. Those that are there may send one more request."""
         self._leaving = True
-        for server in self._running:
-            server.leave()
+        await asyncio.gather(*(server.leave() for server in self._running))
 
     async def stop(self, registry: Registry, hurry: asyncio.Event, seconds: float) -> None:
         """Refuse new connections. Accepted requests are answered within `seconds`, or until `hurry` is set; then they are refused.
@@ -75,11 +80,14 @@ class ServerGroup:
         await self._drain([*self._end(predicting), *calls], registry, hurry, seconds)
         await self._drain(self._end(others), registry, hurry, max(0.0, end - time.monotonic()))
 
-    def _end(self, servers: Sequence[_Server]) -> list[asyncio.Task[None]]:
+    async def close(self) -> None:
+        if self._relays is not None:
+            await self._relays.close()
+
+    def _end(self, servers: Sequence[_Server]) -> list[Awaitable[None]]:
         for server in servers:
             server.listener.leave()
-            server.should_exit = True
-        return [self._running[server] for server in servers]
+        return [server.end(self._running[server]) for server in servers]
 
     async def _drain(self, ending: Sequence[Awaitable[Any]], registry: Registry, hurry: asyncio.Event, timeout: float) -> None:
         answering = asyncio.gather(*ending)
@@ -121,28 +129,42 @@ def _uvicorn_config(app: Any, http: Any, settings: Settings) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers and its way to listen: signals are `server.py`'s, sockets `listeners.py`'s."""
 
-    def __init__(self, app: Any, http: Any, settings: Settings, listener: Listener, tls: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, app: Any, http: Any, settings: Settings, listener: Listener, tls: ssl.SSLContext | None, relays: Relays | None
+    ) -> None:
         super().__init__(_uvicorn_config(app, http, settings))
         self.app = app
         self.listener = listener
         self.up = asyncio.Event()
         self._tls = tls if listener.address.scheme == "https" else None
         self._handshake_timeout = settings.header_timeout
+        self._relays = relays if self._tls is not None else None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         connection: Callable[[], asyncio.BaseProtocol] = self._connection
-        if self._tls is not None:
-            connection = TlsListener(self._tls, connection, self._handshake_timeout)
-        server = await asyncio.get_running_loop().create_server(connection, sock=self.listener.sock, backlog=BACKLOG)
-        self.servers.append(server)
+        if self._relays is not None:
+            self._relays.serve(self.listener, self._connection)
+        else:
+            if self._tls is not None:
+                connection = TlsListener(self._tls, connection, self._handshake_timeout)
+            server = await asyncio.get_running_loop().create_server(connection, sock=self.listener.sock, backlog=BACKLOG)
+            self.servers.append(server)
         self.up.set()
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         self.listener.hand_over()
         for server in self.servers:
             server.close()
+        if self._relays is not None:
+            await self._relays.stop(self.listener)
         self.end_connections(after_next=True)
+
+    async def end(self, running: Awaitable[None]) -> None:
+        if self._relays is not None:  # before the connections are told: none may come behind that
+            await self._relays.stop(self.listener)
+        self.should_exit = True
+        await running
 
     def end_connections(self, *, after_next: bool) -> None:
         """Those that wait for nothing end now, or after their next answer; the others with the present one."""

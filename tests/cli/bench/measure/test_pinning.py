@@ -19,7 +19,7 @@ from tsx_cli.bench.measure.pinning import chosen, pinned
 from tsx_cli.bench.model.parts import PinnedCores
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import UsageError
-from tsx_runtime.core.placement.devices import cpu_count
+from tsx_runtime.shared.cores import cpu_count
 
 linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system does not let a process choose its cores")
 

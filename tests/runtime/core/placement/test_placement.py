@@ -18,6 +18,7 @@ from tsx_runtime.core.placement.placement import Machine, machine, placement_of
 from tsx_runtime.core.workers.launch import launch_of
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.cores import cpu_count
 
 FOUR = tuple(Cpu(number, number, 0, 0) for number in range(4))
 
@@ -190,4 +191,4 @@ def test_a_model_over_several_gpus_starts_with_as_many_workers_as_fit():
 
 def test_a_number_of_cores_that_is_set_goes_before_those_of_the_machine():
     assert machine(False, "", {}, 3).cores == 3
-    assert machine(False, "", {}).cores == devices.cpu_count()
+    assert machine(False, "", {}).cores == cpu_count()

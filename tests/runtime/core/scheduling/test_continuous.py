@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.runtime.core.scheduling.test_batching import NOW, FakeJob, FakeWorker, ids, is_over, queues, waiting
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, counts, soon, submit
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, counts, soon, submit
 from tests.runtime.core.scheduling.test_dispatcher import job as new_job
 from tests.support.clients.talker import until
 from tsx_runtime import wire
@@ -100,9 +100,8 @@ async def serving() -> tuple[JoiningDispatcher, OpenChannel, Peer]:
 
 
 async def one_more(dispatcher: JoiningDispatcher) -> tuple[OpenChannel, Peer]:
-    channel, peer = await connect(dispatcher)
+    channel, peer = await add_worker(dispatcher)
     assert isinstance(channel, OpenChannel)
-    dispatcher.add(channel)
     return channel, peer
 
 

@@ -16,6 +16,7 @@ from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits
 from tsx_runtime.wire import BATCH_COST, MetricDelta, request_meta
 
 NOW = 100.0
+MOST = 1000  # of a batch
 jobs_of_cost = st.builds(
     lambda size, said, priority: FakeJob(meta_of(said), b"x" * size, priority=priority),
     st.integers(0, 30),
@@ -36,7 +37,7 @@ def meta_of(cost: int | None = None) -> bytes:
 
 
 def waiting(*jobs: FakeJob, rate: float = 1.0) -> CostQueue:
-    queue = CostQueue(rate)
+    queue = CostQueue(rate, MOST)
     for job in jobs:
         queue.put(job, len(job.body))
     return queue
@@ -99,6 +100,11 @@ def test_the_cost_of_a_byte_is_what_workers_have_measured() -> None:
     assert queue.cost(job) == pytest.approx(10, abs=0.1)
     queue.learn([job], [])
     assert queue.cost(replace(job, meta=meta_of(7))) == 7, "a client that says it knows better"
+
+
+@pytest.mark.parametrize(("most", "said", "cost"), [(MOST, 10**15 - 1, MOST), (MOST, 0, 1), (0, 10**15 - 1, 2)])
+def test_a_client_is_believed_up_to_what_fills_a_batch(most: int, said: int, cost: float) -> None:
+    assert CostQueue(1.0, most).cost(FakeJob(meta_of(said), b"xy")) == cost
 
 
 def test_tokens_are_not_guessed_from_bytes() -> None:

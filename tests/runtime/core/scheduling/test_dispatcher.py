@@ -71,13 +71,17 @@ async def connect(dispatcher: Dispatcher) -> tuple[Channel, Peer]:
     return channel, Peer(back)
 
 
+async def add_worker(dispatcher: Dispatcher) -> tuple[Channel, Peer]:
+    channel, peer = await connect(dispatcher)
+    dispatcher.add(channel)
+    return channel, peer
+
+
 async def started(limits: BatchLimits = BatchLimits(4), bounds: Bounds = Bounds()) -> tuple[Dispatcher, Channel, Peer]:  # noqa: B008  # an immutable tuple
     dispatcher = Dispatcher('Model "m" [Version 1.0]', limits, bounds)
     dispatcher.service_rate.short = True  # as measured, until it is: a batch may be sent early
     dispatcher.accept(True)
-    channel, peer = await connect(dispatcher)
-    dispatcher.add(channel)
-    return dispatcher, channel, peer
+    return dispatcher, *await add_worker(dispatcher)
 
 
 def job(body: bytes = b"x", deadline: float | None = None, priority: int = 0) -> WaitingJob:
@@ -167,8 +171,7 @@ def test_without_a_worker_a_request_is_refused_and_with_one_on_its_way_it_waits(
             await answer(submit(dispatcher, b"a")[0])
         dispatcher.accept(True)
         [waiting] = submit(dispatcher, b"b")
-        channel, peer = await connect(dispatcher)
-        dispatcher.add(channel)
+        channel, peer = await add_worker(dispatcher)
         await peer.reply(await peer.read())
         assert await answer(waiting) == b"b"
         [left] = submit(dispatcher, b"c")
@@ -191,8 +194,7 @@ def test_when_a_worker_dies_what_it_had_not_begun_keeps_its_place():
         peer.close()
         await channel.closed
         dispatcher.refuse_all(channel.sent.popleft().jobs, WorkerDied("Worker died."))
-        second, new_peer = await connect(dispatcher)
-        dispatcher.add(second)
+        _, new_peer = await add_worker(dispatcher)
         frame = await new_peer.read()
         assert [bytes(body) for _, _, body in frame.items] == [b"3", b"4"]
         await new_peer.reply(frame)
@@ -231,8 +233,7 @@ def test_after_a_death_requests_are_tried_in_halves_then_alone_and_the_one_that_
         jobs = submit(dispatcher, *[bytes([number]) for number in range(8)])
         sizes = []
         while not all(each.done.done() for each in jobs):
-            channel, peer = await connect(dispatcher)
-            dispatcher.add(channel)
+            channel, peer = await add_worker(dispatcher)
             while not channel.closed.done() and not all(each.done.done() for each in jobs):
                 frame = await peer.read()
                 sizes.append(len(frame.items))
@@ -263,8 +264,7 @@ def test_a_request_whose_answer_has_begun_is_not_tried_again():
         assert await anext(parts) == b"one "
         with pytest.raises(WorkerDied):
             await anext(parts)
-        second, new_peer = await connect(dispatcher)
-        dispatcher.add(second)
+        _, new_peer = await add_worker(dispatcher)
         frame = await new_peer.read()
         assert [bytes(body) for _, _, body in frame.items] == [b"2"]
         await new_peer.reply(frame)
@@ -546,8 +546,7 @@ def test_a_batch_all_of_whose_clients_have_left_is_not_run_nor_are_suspects():
         for each in (*suspects[2:], *waiting):
             with pytest.raises(ClientLeft):
                 await answer(each)
-        second, new_peer = await connect(dispatcher)
-        dispatcher.add(second)
+        second, new_peer = await add_worker(dispatcher)
         frame = await new_peer.read()
         assert [bytes(body) for _, _, body in frame.items] == [b"1", b"2"]
         await new_peer.reply(frame)
@@ -699,8 +698,7 @@ def test_a_worker_that_dies_with_a_late_request_loses_and_doubles_nothing(dies, 
             await channel.closed
         if not dies.startswith("and"):
             getattr(dispatcher, end)(channel.sent.popleft(), channel.streaming, WorkerDied("Worker died."))
-        other, peer = await connect(dispatcher)
-        dispatcher.add(other)
+        _, peer = await add_worker(dispatcher)
         seen = []
         while not (first.done.done() and second.done.done()):
             frame = await peer.read()
@@ -818,8 +816,7 @@ def test_who_left_while_its_batch_was_with_a_worker_that_died_is_not_run():
         peer.close()
         await channel.closed
         dispatcher.retry_lost(channel.sent.popleft(), channel.streaming, WorkerDied("Worker died."))
-        second, new_peer = await connect(dispatcher)
-        dispatcher.add(second)
+        _, new_peer = await add_worker(dispatcher)
         assert [bytes(body) for _, _, body in (await new_peer.read()).items] == [b"3"]
         assert dispatcher.stats.refusals["ClientLeft"] == 1
 
@@ -835,8 +832,7 @@ def test_a_channel_that_closed_before_it_was_added_gets_nothing():
         await asyncio.wait_for(asyncio.shield(channel.closed), TIMEOUT)
         [waiting] = submit(dispatcher, b"1")
         dispatcher.add(channel)
-        other, second = await connect(dispatcher)
-        dispatcher.add(other)
+        _, second = await add_worker(dispatcher)
         await second.reply(await second.read())
         assert await answer(waiting) == b"1"
 
@@ -848,8 +844,7 @@ def test_an_aborted_channel_gets_nothing_more():
         dispatcher, channel, _ = await started()
         channel.abort()
         [waiting] = submit(dispatcher, b"1")
-        other, second = await connect(dispatcher)
-        dispatcher.add(other)
+        _, second = await add_worker(dispatcher)
         await second.reply(await second.read())
         assert await answer(waiting) == b"1"
 

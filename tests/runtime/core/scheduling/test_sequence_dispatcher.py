@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, counts, job, soon, submit
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, counts, job, soon, submit
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds
@@ -19,9 +19,7 @@ from tsx_runtime.errors import DeadlinePassed
 async def serving() -> tuple[SequenceDispatcher, Channel, Peer]:
     dispatcher = SequenceDispatcher('Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4), HeaderNames())
     dispatcher.accept(True)
-    channel, peer = await connect(dispatcher)
-    dispatcher.add(channel)
-    return dispatcher, channel, peer
+    return dispatcher, *await add_worker(dispatcher)
 
 
 def test_a_request_whose_sequence_got_its_name_here_is_forgotten_once_it_is_answered():

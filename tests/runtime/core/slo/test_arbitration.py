@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, submit
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, submit
 from tests.runtime.core.slo.sharing import SharedDevice, fleet
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime.core.scheduling.dispatcher import Bounds
@@ -63,9 +63,8 @@ async def sharing(count: int = 2, *, gpu: int | None = 0, seconds: float = 1.0, 
         points = [(1, seconds), (8, 2 * seconds)]
         dispatcher = SloDispatcher(f'Model "{number}" [Version 1.0]', BatchLimits(1024), Bounds(), target, points, None, arbiter)
         dispatcher.accept(True)
-        channel, peer = await connect(dispatcher)
-        channel.gpu, channel.threads = gpu, 1
-        dispatcher.add(channel)
+        channel, peer = await add_worker(dispatcher)
+        channel.devices, channel.threads = (gpu,), 1
         made.append((dispatcher, peer))
     return made
 
@@ -159,7 +158,7 @@ class Stub:
     """Has a batch to start, or runs one that is overdue at `until`, on a GPU."""
 
     def __init__(self, arbiter: DeviceArbiter, started: asyncio.Event | None = None, until: float = 0.0) -> None:
-        self.channels = [SimpleNamespace(gpu=0, batches=int(until > 0), replied=time.monotonic())]
+        self.channels = [SimpleNamespace(devices=(0,), batches=int(until > 0), replied=time.monotonic())]
         self._started, self._until = started, until
         arbiter.join(self)
 
@@ -196,14 +195,37 @@ def test_several_workers_of_a_model_alone_and_workers_with_a_core_each_are_not_h
         await one.read()
         await two.read()
         ((alone, peer),) = await sharing(1)
-        channel, other = await connect(alone)
-        channel.gpu = 0
-        alone.add(channel)
+        channel, other = await add_worker(alone)
+        channel.devices = (0,)
         submit(alone, b"x")
         await asyncio.sleep(0)
         submit(alone, b"x")
         await peer.read()
         await other.read()
+
+    asyncio.run(main())
+
+
+def test_a_group_waits_for_all_of_its_gpus_and_others_for_the_group():
+    async def main():
+        (first, one), (second, two), (third, three) = await sharing(3)
+        second.channels[0].devices, third.channels[0].devices = (0, 1), (1,)
+        second._arbiter.changed()
+        (running,) = submit(first, b"x")
+        frame = await one.read()
+        (group,), (last,) = submit(second, b"x"), submit(third, b"x")
+        assert await silent(two)
+        assert await silent(three)  # its GPU is idle, and the group's deadline is earlier
+        await one.reply(frame)
+        await answer(running)
+        frame = await two.read()
+        (waits,) = submit(first, b"x")
+        assert await silent(one)
+        await two.reply(frame)
+        await answer(group)
+        await one.reply(await one.read())
+        await three.reply(await three.read())
+        await asyncio.gather(answer(last), answer(waits))
 
     asyncio.run(main())
 

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 
 import pytest
 
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, answer, connect, job, submit
+from tests.runtime.core.scheduling.test_costs import measured
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker, answer, job, submit
 from tsx_archiver.metadata.slo import latency_target
+from tsx_runtime import wire
+from tsx_runtime.core.scheduling.costs import CostQueue
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.slo.dispatcher import SloDispatcher
-from tsx_runtime.errors import QueueFull, WorkerDied
+from tsx_runtime.core.telemetry.batch_times import NOTHING
+from tsx_runtime.errors import AnswerLate, QueueFull, WorkerDied
 
 PATIENT = latency_target("p99<60s")
 KNOWN = [(1, 1.0), (8, 2.0), (64, 4.0)]  # seconds of a benchmark
 
 
-async def started(target=PATIENT, points=KNOWN, workers=1) -> tuple[SloDispatcher, list[Peer]]:
-    dispatcher = SloDispatcher('Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), target, points)
+async def started(target=PATIENT, points=KNOWN, workers=1, queue=None) -> tuple[SloDispatcher, list[Peer]]:
+    dispatcher = SloDispatcher('Model "m" [Version 1.0]', BatchLimits(1024), Bounds(), target, points, queue)
     dispatcher.accept(True)
-    peers = []
-    for _ in range(workers):
-        channel, peer = await connect(dispatcher)
-        dispatcher.add(channel)
-        peers.append(peer)
-    return dispatcher, peers
+    return dispatcher, [(await add_worker(dispatcher))[1] for _ in range(workers)]
 
 
 async def refused(each) -> QueueFull:
@@ -112,8 +112,7 @@ def test_while_workers_start_one_request_waits_and_others_return_when_they_are_r
         dispatcher.seconds_until_ready = lambda: 7.0
         first, second = submit(dispatcher, b"x", b"y")
         assert (await refused(second)).retry_after == 7
-        channel, peer = await connect(dispatcher)
-        dispatcher.add(channel)
+        _, peer = await add_worker(dispatcher)
         await peer.reply(await peer.read())
         assert await answer(first) == b"x"
 
@@ -172,10 +171,27 @@ def test_the_request_that_wakes_an_unloaded_model_waits_for_it():
         first, second = submit(dispatcher, b"x", b"y")
         assert dispatcher.pending == 1
         await refused(second)
-        channel, peer = await connect(dispatcher)
-        dispatcher.add(channel)
+        _, peer = await add_worker(dispatcher)
         await peer.reply(await peer.read())
         assert await answer(first) == b"x"
+
+    asyncio.run(main())
+
+
+def test_requests_that_were_refused_while_they_ran_count_with_their_cost():
+    async def main():
+        queue = CostQueue(1.0)
+        dispatcher, (peer,) = await started(queue=queue)
+        late = job(b"x" * 100, time.monotonic() + 0.02)
+        dispatcher.submit(late)
+        frame = await peer.read()
+        with pytest.raises(AnswerLate):
+            await late.done
+        assert (await peer.read()).kind is wire.Kind.CANCEL
+        await peer.reply(frame, NOTHING + json.dumps(measured(50.0)).encode())
+        await dispatcher.wait_idle()
+        assert dispatcher.control.weights._unit == 100
+        assert queue.cost(late) == 50
 
     asyncio.run(main())
 

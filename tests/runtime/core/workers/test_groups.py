@@ -123,3 +123,15 @@ def test_a_rank_that_cannot_load_is_named_with_its_reason(tmp_path):
             await registry.register_path(directory, order())
 
     with_registry(test)
+
+
+@pytest.mark.usefixtures("processes")
+def test_models_with_latency_targets_see_all_gpus_of_a_worker(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    directory = talker(tmp_path / "m", config="parallelType: custom\nparallelLevel: 2\n")
+
+    async def test(registry):
+        version = await registry.register_path(directory, order())
+        assert [worker.channel.devices for worker in version.workers] == [(0, 1)]
+
+    with_registry(test)

@@ -15,7 +15,6 @@ import pytest
 
 from tests.support import forked
 from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
-from tsx_runtime.core.placement.devices import cpu_count
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.workers.instance import WorkerInstance, describe_exit
 from tsx_runtime.core.workers.lifecycle import SAME_LOAD_ERROR
@@ -30,6 +29,7 @@ from tsx_runtime.errors import (
     WorkerDied,
 )
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.cores import cpu_count
 
 pytestmark = pytest.mark.usefixtures("processes")
 
@@ -39,7 +39,7 @@ import asyncio, time
 from pathlib import Path
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.core.placement.devices import cpu_count
+from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.settings.schema import Settings
 

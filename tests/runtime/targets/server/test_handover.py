@@ -24,7 +24,7 @@ from tests.support.clients.rawhttp import RawConnection, request
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, Running, clean, serving, tsx
 from tsx_runtime.api.tokens import build_keys, made_up_tokens
-from tsx_runtime.errors import SettingError
+from tsx_runtime.errors import SettingError, Unavailable
 from tsx_runtime.settings.addresses import Address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.handover import _connect, replaceable
@@ -247,13 +247,17 @@ def test_one_that_is_stopped_while_the_other_loads_ends_its_job_and_leaves_the_o
 
 
 @pytest.mark.parametrize("becomes_ready", [True, False])
-def test_the_file_of_the_tokens_is_there_as_long_as_any_of_the_two_servers(server: Server, becomes_ready: bool) -> None:
+def test_the_tokens_are_valid_and_in_their_file_as_long_as_any_of_the_two_servers(server: Server, becomes_ready: bool) -> None:
     loading = server.gate("loading")
     server.code = {"new": GATED % loading + (ECHO % "new" if becomes_ready else BROKEN)}
     old = server.start("old")
     with ThreadPoolExecutor(1) as pool:
         started = pool.submit(server.start, "new", "--replace")
         with loading.open("w"):
+            before, api = server.token, json.loads(server.key_file.read_text())["API"]["key"]
+            management = http.client.HTTPConnection("127.0.0.1", server.ports[1], timeout=DEADLINE)
+            assert server.ask(management, "/token?type=inference", b"", "GET", Authorization=f"Bearer {api}")[0] == 200
+            assert server.token != before
             assert old.stop() == 0
             assert server.key_file.exists()
         if becomes_ready:
@@ -334,18 +338,33 @@ def test_sockets_that_are_passed_to_another_process_are_left_alone() -> None:
     assert len(environment) == 3
 
 
-def test_the_tokens_that_are_handed_over_are_those_of_the_moment(short_path: Path) -> None:
+def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_those_that_were_renewed_since(short_path: Path) -> None:
     settings = Settings(generate_tokens=True, key_file=short_path / "keys.json")
     keys, path = build_keys(settings), short_path / "state" / "m.sock"
 
     async def main() -> None:
-        async with replaceable(path, [], partial(made_up_tokens, keys, settings), lambda: None):
+        taken = asyncio.Event()
+        async with replaceable(path, [], partial(made_up_tokens, keys, settings), taken.set) as handover:
             keys.renew("inference")
             successor = await asyncio.to_thread(_connect, path)
             assert successor is not None
-            successor.close()
+            following = build_keys(settings, handed=successor.tokens)
             assert keys.inference is not None
-            assert successor.tokens["inference"][0] == keys.inference.token
+            assert following.inference is not None
+            assert following.inference.token == keys.inference.token
+            keys.renew("inference")
+            asked = asyncio.ensure_future(successor.take_over())
+            await taken.wait()
+            keys.hand_over()
+            with pytest.raises(Unavailable, match="over a new connection"):
+                keys.renew("inference")
+            handover.confirm()
+            await asked
+            following.follow(successor.tokens)
+            assert made_up_tokens(following, settings).keys() == made_up_tokens(keys, settings).keys()
+            assert following.inference.token == keys.inference.token
+            assert json.loads(settings.key_file.read_text())["inference"]["key"] == keys.inference.token
+            successor.close()
 
     asyncio.run(main())
 

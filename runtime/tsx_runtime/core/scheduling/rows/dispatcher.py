@@ -7,7 +7,7 @@ import re
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Flow, Job, LateJob, UncountedJob
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits, RequestQueue
-from tsx_runtime.core.scheduling.rows.tensors import RowsPart, join, split
+from tsx_runtime.core.scheduling.rows.tensors import LONGEST, RowsPart, join, split
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import ClientLeft, PayloadTooLarge, PredictionFailed, QueueFull, TsxError
 from tsx_runtime.wire import TENSORS_HEAD, V2_META, Buffer, Item
@@ -20,10 +20,13 @@ _WHOLE = re.compile(rb"^(explain|describe): true\r?$", re.IGNORECASE | re.MULTIL
 class RowsDispatcher(Dispatcher):
     """Parts wait and run like requests. The first that fails answers the request, and the others are given up."""
 
-    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, rows: int, queue: RequestQueue | None = None) -> None:
+    def __init__(
+        self, label: str, limits: BatchLimits, bounds: Bounds, rows: int, max_response_size: int, queue: RequestQueue | None = None
+    ) -> None:
         """`rows`: of a part."""
         super().__init__(label, limits, bounds, queue)
         self._rows = rows
+        self.max_response_size = max_response_size
         self._requests: dict[Job, SplitRequest] = {}
 
     def submit(self, job: Job) -> None:
@@ -109,6 +112,7 @@ class SplitRequest:
         self.over = False
         self.parts = [RowsJob(self, part, sum(each.rows for each in parts)) for part in parts]
         self.answers: dict[RowsJob, tuple[bytes, RowsPart]] = {}  # with their headers
+        self.size = 0  # of their bodies
 
 
 class RowsJob(UncountedJob):
@@ -136,7 +140,9 @@ class RowsJob(UncountedJob):
             return False
         head = _HEAD.search(bytes(headers))
         request.answers[self] = bytes(headers), RowsPart(self.rows, None if head is None else int(head[2]), bytes(body))
+        request.size += len(body)
         if len(request.answers) < len(request.parts):
+            self._check_size(request.size - LONGEST)  # JSON that all parts have is in the joined answer once
             return True
         try:
             length, whole = join([request.answers[part][1] for part in request.parts])
@@ -144,9 +150,19 @@ class RowsJob(UncountedJob):
             text = f"The answers to the parts of the request cannot be joined: {error}. Remove splitRows from the model's configuration."
             request.dispatcher.fail(request, PredictionFailed(text))
             return True
+        if self._check_size(len(whole)):
+            return True
         self._final = _HEAD.sub(rb"\g<1>%d" % length, request.answers[request.parts[0]][0]), whole
         request.dispatcher.end(request, self)
         return False
+
+    def _check_size(self, size: int) -> bool:
+        dispatcher = self.request.dispatcher
+        if (limit := dispatcher.max_response_size) >= size:
+            return False
+        text = f"The answer to all rows has {size} bytes or more, but max_response_size is {limit}. Raise it, or send fewer rows."
+        dispatcher.fail(self.request, PredictionFailed(text))
+        return True
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         if self._final is not None or not self.takes((status, headers, body)):

@@ -57,7 +57,7 @@ export const errorShare = ({ rate, refused, failures }) => (rate + refused > 0 ?
 /** How full the batches were; null without batches. */
 export const batchFill = ({ rate, places }) => (places > 0 ? Math.min(1, rate / places) : null);
 
-export const errorText = (share) => (share === null ? "–" : `${number(100 * share)} %`);
+export const shareText = (share) => (share === null ? "–" : `${number(100 * share)} %`);
 
 /** The mean of the last ten seconds; of a share, over all requests of these. */
 export function recent(points, name, seconds = 10) {
@@ -86,14 +86,14 @@ export function stateTiles() {
       const fill = recentShare(points, batchFill);
       const failures = recent(points, "failures") ?? 0;
       const waiting = versions.reduce((sum, each) => sum + each.waiting, 0);
-      const room = versions.reduce((sum, each) => sum + each.limits.job_queue_size, 0);
+      const room = versions.some((each) => each.slo) ? Infinity : versions.reduce((sum, each) => sum + each.limits.job_queue_size, 0); // a target changes it
       const largest = Math.max(1, ...versions.map((each) => each.limits.batch_size));
       tiles.rate.update(number(recent(points, "rate") ?? 0), "", points, (point) => point.rate);
-      tiles.errors.update(errorText(failing), failures ? `${number(failures)}/s` : "", points, errorShare, failing > 0.01 ? "bad" : failing > 0 ? "busy" : "");
+      tiles.errors.update(shareText(failing), failures ? `${number(failures)}/s` : "", points, errorShare, failing > 0.01 ? "bad" : failing > 0 ? "busy" : "");
       tiles.p50.update(duration(recent(points, "p50")), "", points, (point) => point.p50);
       tiles.p99.update(duration(recent(points, "p99")), "", points, (point) => point.p99);
-      tiles.queue.update(number(waiting), `of ${number(room)}`, points, (point) => point.waiting, waiting > room / 2 ? "busy" : "");
-      tiles.fill.update(fill === null ? "–" : percent(fill, 0), largest === 1 ? "batch size 1" : versions.length === 1 ? `of ${largest}` : "", points, batchFill);
+      tiles.queue.update(number(waiting), room < Infinity ? `of ${number(room)}` : "", points, (point) => point.waiting, waiting > room / 2 ? "busy" : "");
+      tiles.fill.update(shareText(fill), largest === 1 ? "batch size 1" : versions.length === 1 ? `of ${largest}` : "", points, batchFill);
     },
   };
 }

@@ -5,7 +5,7 @@ import { chart, spark } from "./chart.js";
 import { formDialog } from "./dialog.js";
 import { cells, field, h, keyed, liveTable, say, show } from "./dom.js";
 import { emptyPage } from "./empty.js";
-import { chip, errorShare, errorText, memoryText, pointsOfModel, recent, recentShare, spanOf, stateOf, stateTiles, together, workersOf, workersText } from "./figures.js";
+import { chip, errorShare, shareText, memoryText, pointsOfModel, recent, recentShare, spanOf, stateOf, stateTiles, together, workersOf, workersText } from "./figures.js";
 import { duration, number } from "./format.js";
 import { live } from "./live.js";
 
@@ -71,7 +71,7 @@ function row(model) {
       const points = pointsOfModel(now);
       const more = now.versions.length - 1;
       const texts = {
-        "Requests/s": number(recent(points, "rate") ?? 0), Errors: errorText(recentShare(points, errorShare)), p99: duration(recent(points, "p99")),
+        "Requests/s": number(recent(points, "rate") ?? 0), Errors: shareText(recentShare(points, errorShare)), p99: duration(recent(points, "p99")),
         Version: more ? `${now.default} and ${more} more` : now.default, Workers: workersText(now.versions),
         Device: workersOf(now.versions).devices.join(", ") || "–", Memory: memoryText(now.versions),
       };

@@ -4,7 +4,7 @@ import { call, path } from "./api.js";
 import { chart } from "./chart.js";
 import { differences, formDialog } from "./dialog.js";
 import { cells, field, h, keyed, liveTable, say, show } from "./dom.js";
-import { batchFill, chip, errorShare, errorText, memoryText, pointsOf, pointsOfModel, spanOf, STAGES, stateTiles, workersText } from "./figures.js";
+import { batchFill, chip, errorShare, shareText, memoryText, pointsOf, pointsOfModel, spanOf, STAGES, stateTiles, workersText } from "./figures.js";
 import { bytes, duration, number, percent, since } from "./format.js";
 import { live, model as find } from "./live.js";
 import { act, ask } from "./talk.js";
@@ -25,9 +25,9 @@ export function overviewTab(name) {
   const rate = chart("Requests per second", number, { stacked: true, least: 4 });
   const latency = chart("Latency", duration, { least: 0.004 });
   const stages = chart("Time by stage", duration, { stacked: true, least: 0.004 });
-  const errors = chart("Errors", errorText, { least: 0.04 });
+  const errors = chart("Errors", shareText, { least: 0.04 });
   const queue = chart("Requests in the queue", number, { whole: true, least: 4 });
-  const fill = chart("Batch fill", (share) => (share === null ? "–" : percent(share, 0)));
+  const fill = chart("Batch fill", shareText);
   const charts = h("div", { class: "charts" }, [rate, latency, stages, errors, queue].map((each) => each.node));
   const versions = h("div", { class: "versions" });
   const left = h("p", { class: "quiet", hidden: true });
@@ -141,12 +141,13 @@ function versionCard(name, { version }) {
 
 function sloText({ target, attainment, budgetLeft, refused, batchSize }) {
   const kept = attainment === null ? "no request in the last 5 minutes" : `kept for ${percent(attainment, 2)} of the requests of the last 5 minutes`;
-  return `Target ${target}: ${kept}; ${percent(budgetLeft, 0)} of the hour's error budget is left; ${number(refused)} refused on arrival; batches of up to ${number(batchSize)}`;
+  const left = budgetLeft < 0 ? `is used up: ${number(1 - budgetLeft)} times as many misses as it allows` : `has ${percent(budgetLeft, 0)} left`;
+  return `Target ${target}: ${kept}; the error budget of the last hour ${left}; ${number(refused)} refused on arrival; batches of up to ${number(batchSize)}`;
 }
 
 function cacheText({ entries, size, maxSize, hits, misses, hitRatio }) {
-  const share = hitRatio === null ? "no request yet" : `${percent(hitRatio)} of the requests answered (${number(hits)} hits, ${number(misses)} misses)`;
-  return `Reply cache: ${share}; ${number(entries)} answers, ${bytes(size)} of ${bytes(maxSize)}`;
+  const share = hitRatio === null ? "no request yet" : `answered ${percent(hitRatio)} of the requests (${number(hits)} hits, ${number(misses)} misses)`;
+  return `Reply cache: ${share}; it holds ${number(entries)}, ${bytes(size)} of ${bytes(maxSize)}`;
 }
 
 function workerRow() {

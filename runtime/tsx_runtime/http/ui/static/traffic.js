@@ -3,7 +3,7 @@
 import { call, path, put, Refused } from "./api.js";
 import { differences, formDialog } from "./dialog.js";
 import { cells, field, h, keyed, liveTable, say, show } from "./dom.js";
-import { chip, errorText } from "./figures.js";
+import { chip, shareText } from "./figures.js";
 import { number, percent } from "./format.js";
 import { recordDialog, recordPanel } from "./record.js";
 import { rolloutDialog, rolloutPanel } from "./rollout.js";
@@ -222,7 +222,7 @@ function versionRow({ version }, place) {
       say(state.node, row.registered === false ? "not registered" : row.ready ? "ready" : "not ready");
       say(cell["Gets now"], percent(row.share));
       say(cell.Requests, number(row.requests));
-      say(cell.Errors, row.errors ? `${errorText(row.errors / Math.max(row.requests, row.errors))} (${number(row.errors)})` : "0 %");
+      say(cell.Errors, row.errors ? `${shareText(row.errors / Math.max(row.requests, row.errors))} (${number(row.errors)})` : "0 %");
       say(cell.Labels, row.labels?.join(", ") || "–");
     },
   };

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, connect
+from tests.runtime.core.scheduling.test_dispatcher import TIMEOUT, Peer, add_worker
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
@@ -49,25 +49,20 @@ async def reply(peer: Peer, frame: wire.Frame, *instead: tuple[int, bytes, bytes
     await peer.write(*wire.encode(wire.Kind.REPLY, frame.batch, items))
 
 
-def run(test: Any, workers: int = 1, places: int = 10, limits: BatchLimits = BatchLimits(2)) -> RowsDispatcher:  # noqa: B008  # immutable
+def run(test: Any, workers: int = 1, most: int = 10_000) -> None:
     """Parts have two rows, and a batch two parts."""
 
-    async def main() -> RowsDispatcher:
-        dispatcher = RowsDispatcher('Model "m" [Version 1.0]', limits, Bounds(places), 2)
+    async def main() -> None:
+        dispatcher = RowsDispatcher('Model "m" [Version 1.0]', BatchLimits(2), Bounds(10), 2, most)
         dispatcher.accept(True)
-        peers = []
-        for _ in range(workers):
-            channel, peer = await connect(dispatcher)
-            dispatcher.add(channel)
-            peers.append(peer)
+        peers = [(await add_worker(dispatcher))[1] for _ in range(workers)]
         await asyncio.wait_for(test(dispatcher, *peers), TIMEOUT)
         assert dispatcher.in_flight == 0
         assert not dispatcher._requests
         assert not dispatcher._due
         assert not dispatcher._begun
-        return dispatcher
 
-    return asyncio.run(main())
+    asyncio.run(main())
 
 
 def test_parts_run_on_several_workers_and_are_one_answer_and_one_request_of_the_metrics():
@@ -276,6 +271,41 @@ def test_answers_that_cannot_be_joined_are_an_error_that_says_why(answer, why):
         assert (dispatcher.stats.answers, dispatcher.stats.refusals) == ({}, {"PredictionFailed": 1})
 
     run(test)
+
+
+@pytest.mark.parametrize(("over", "error"), [(0, None), (1, "has 194 bytes or more, but max_response_size is 193. Raise it")])
+def test_the_joined_answer_is_bounded_as_one_is(over, error):
+    async def test(dispatcher, peer):
+        sent = job(4)
+        dispatcher.submit(sent)
+        await reply(peer, await peer.read())
+        await asyncio.wait([sent.done])
+        if error is None:
+            assert len(sent.done.result().body) == size
+        else:
+            refused(sent, PredictionFailed, error)
+            await dispatcher.wait_idle()
+            assert (dispatcher.stats.answers, dispatcher.stats.refusals) == ({}, {"PredictionFailed": 1})
+
+    size = len(body("outputs", [0, 2, 4, 6]))
+    run(test, most=size - over)
+
+
+def test_answers_of_parts_are_not_kept_until_the_last_one_where_they_are_too_large_already(monkeypatch):
+    monkeypatch.setattr("tsx_runtime.core.scheduling.rows.dispatcher.LONGEST", 0)
+
+    async def test(dispatcher, peer):
+        sent = job(6)
+        dispatcher.submit(sent)
+        frame = await peer.read()
+        await reply(peer, frame, (200, b"", b"x" * 101), (200, b"", b""))
+        with pytest.raises(PredictionFailed, match="max_response_size is 100"):
+            await sent.done
+        assert (await peer.read()).kind is wire.Kind.BATCH  # the last part had left already
+        await reply(peer, frame._replace(batch=frame.batch + 1, items=frame.items[:1]))
+        await dispatcher.wait_idle()
+
+    run(test, most=100)
 
 
 def test_a_handler_that_streams_is_told_that_parts_cannot_be_joined():

@@ -1,0 +1,1 @@
+"""Relays (`frontends`): processes that accept https connections, do their TLS, and pass their bytes on to the server."""
