@@ -25,7 +25,7 @@ from tests.support.language_models import bpe_tokenizer, llama
 from tsx_runtime.worker.generation.generator import HuggingFaceGenerator
 from tsx_runtime.worker.generation.interface import Sampling
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
-from tsx_runtime.worker.generation.transformers_engine import CacheLimits, TransformersEngine, batching_config
+from tsx_runtime.worker.generation.transformers_engine import GenerationLimits, TransformersEngine, batching_config
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 
@@ -33,7 +33,7 @@ class Bare:
     """transformers' manager, asked as its documentation does, with the same cache."""
 
     def __init__(self, model: Any) -> None:
-        ours = batching_config(model, CacheLimits(), 1, 0)
+        ours = batching_config(model, GenerationLimits(), 1, 0)
         config = ContinuousBatchingConfig(
             page_size=ours.page_size,
             num_blocks=ours.num_blocks,
@@ -69,7 +69,7 @@ async def main() -> None:
     model.generation_config.eos_token_id = -1
     print(f"{sum(each.numel() for each in model.parameters()) / 1e6:.1f} million parameters, {torch.get_num_threads()} threads")
     bare = Bare(copy.deepcopy(model))
-    engine = TransformersEngine(model, {}, CacheLimits(), [])
+    engine = TransformersEngine(model, {}, GenerationLimits(), [])
     await engine.start()
     generator = HuggingFaceGenerator(tokenizer, engine, None, len(tokenizer), GenerationMetrics(Metrics("m"), "1"))
     prompt = tokenizer("Beautiful is better than ugly. Explicit is")["input_ids"]

@@ -31,7 +31,7 @@ class HuggingFaceGenerator:
         self._decode = partial(decode, skip_special_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text)["input_ids"])
+        return list(self._tokenizer(text, verbose=False)["input_ids"])  # `stream` says what is too long
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         template = self._tokenizer.chat_template
@@ -45,7 +45,7 @@ class HuggingFaceGenerator:
             )
         except Exception as error:  # the boundary to the model's template, which raises whatever its author wrote
             raise InvalidInput(f"The model's chat template refuses these messages: {in_words(error)}") from error
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._decode(list(token_ids)))

@@ -69,9 +69,9 @@ async def _engine(files: ModelFiles, end_tokens: list[int]) -> GenerationEngine:
         from tsx_runtime.worker.generation.vllm_engine import VllmEngine  # an extra, which few models use
 
         return await VllmEngine.load(files.directory, files.adapters, DTYPES.get(config.dtype, "auto"), config, files.trust, end_tokens)
-    from tsx_runtime.worker.generation.transformers_engine import CacheLimits, TransformersEngine  # only where it runs the model
+    from tsx_runtime.worker.generation.transformers_engine import GenerationLimits, TransformersEngine  # only where it runs the model
 
-    engine = TransformersEngine(load_model(files), files.adapters, CacheLimits(config.max_sequences, config.cache_memory), end_tokens)
+    engine = TransformersEngine(load_model(files), files.adapters, GenerationLimits(config.max_sequences, config.cache_memory), end_tokens)
     await engine.start()
     return engine
 

@@ -36,10 +36,10 @@ SHARE = 4  # of free memory, the part that the cache of a CPU takes
 WAITING = 4  # caches full of prompts, and sequences for each that can run, may wait
 LONGEST_WAIT = 60  # seconds until a refused client may try again
 
-logger = logging.getLogger("tsx.worker")
+logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)  # at INFO it says what it chose, for each lane
 
 
-class CacheLimits(NamedTuple):
+class GenerationLimits(NamedTuple):
     """What the block `huggingface` of model-config.yaml sets. None: as much as fits."""
 
     sequences: int | None = None  # that run at a time
@@ -49,12 +49,12 @@ class CacheLimits(NamedTuple):
 class TransformersEngine:
     adapters: Sequence[str]
 
-    def __init__(self, model: Any, adapters: Mapping[str, Path], limits: CacheLimits, end_tokens: Sequence[int]) -> None:
+    def __init__(self, model: Any, adapters: Mapping[str, Path], limits: GenerationLimits, end_tokens: Sequence[int]) -> None:
         """`start` makes it ready. Raises `LoadError`."""
         models = {None: model} | {name: adapter_view(model, name, directory) for name, directory in adapters.items()}
         self.adapters = list(adapters)
         self._lanes = {
-            name: Lane(each, batching_config(each, limits, len(models), index), end_tokens)
+            name: EngineLane(each, batching_config(each, limits, len(models), index), end_tokens)
             for index, (name, each) in enumerate(models.items())
         }
 
@@ -85,7 +85,7 @@ class TransformersEngine:
         await asyncio.gather(*(asyncio.to_thread(lane.close) for lane in self._lanes.values()))
 
 
-class Stream:
+class TokenStream:
     """One sequence: what the thread of steps has generated of it and its reader has not taken."""
 
     def __init__(self, prompt: int, loop: asyncio.AbstractEventLoop) -> None:
@@ -96,12 +96,12 @@ class Stream:
         self.tokens: asyncio.Queue[Tokens | EngineDied] = asyncio.Queue()
 
 
-class Router(OutputRouter):  # type: ignore[misc]  # transformers has no types here
+class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no types here
     """Hands what a step has generated to the streams, all at once, on the event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, sampler: Sampler, end_tokens: Sequence[int]) -> None:
         super().__init__()
-        self.streams: dict[str, Stream] = {}
+        self.streams: dict[str, TokenStream] = {}
         self.waiting = self.waiting_tokens = 0  # streams without a token yet, and their prompts
         self.seconds = 1.0  # that a sequence takes, lately
         self._loop = loop
@@ -122,8 +122,8 @@ class Router(OutputRouter):  # type: ignore[misc]  # transformers has no types h
 
     # On the event loop
 
-    def open(self, name: str, prompt: int) -> Stream:
-        stream = self.streams[name] = Stream(prompt, self._loop)
+    def open(self, name: str, prompt: int) -> TokenStream:
+        stream = self.streams[name] = TokenStream(prompt, self._loop)
         self.waiting += 1
         self.waiting_tokens += prompt
         return stream
@@ -142,7 +142,7 @@ class Router(OutputRouter):  # type: ignore[misc]  # transformers has no types h
             stream.tokens.put_nowait(error)
         self.close(list(self.streams))
 
-    def _begin(self, stream: Stream) -> None:
+    def _begin(self, stream: TokenStream) -> None:
         self.waiting -= 1
         self.waiting_tokens -= stream.prompt
 
@@ -177,7 +177,7 @@ class Router(OutputRouter):  # type: ignore[misc]  # transformers has no types h
 class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # as above
     """Says when the cache of cancelled sequences is free."""
 
-    router: Router | None = None
+    router: TokenRouter | None = None
 
     def clear_cancelled_requests(self) -> list[Any]:
         cancelled = list(self._requests_to_cancel)
@@ -190,7 +190,7 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # as above
 SCHEDULER_MAPPING["tsx"] = AcknowledgingScheduler
 
 
-class Lane:
+class EngineLane:
     """The base model or an adapter on it, with its cache and its thread of steps."""
 
     def __init__(self, model: Any, config: ContinuousBatchingConfig, end_tokens: Sequence[int]) -> None:
@@ -212,7 +212,7 @@ class Lane:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._router = self._manager.output_router = Router(loop, self.sampler, self.end_tokens)
+        self._router = self._manager.output_router = TokenRouter(loop, self.sampler, self.end_tokens)
         self.cache_tokens = 0
         if self.model.device.type != "cpu":
             self._manager.warmup()
@@ -295,7 +295,7 @@ class Lane:
         self._thread.join()
 
 
-def batching_config(model: Any, limits: CacheLimits, lanes: int, index: int) -> ContinuousBatchingConfig:
+def batching_config(model: Any, limits: GenerationLimits, lanes: int, index: int) -> ContinuousBatchingConfig:
     """For one of so many lanes, which share the memory. Raises `LoadError`."""
     config = ContinuousBatchingConfig(scheduler_type="tsx", max_requests_per_batch=limits.sequences, allow_block_sharing=True)
     on_cpu = model.device.type == "cpu"

@@ -26,7 +26,7 @@ WAITING = 4  # sequences for each that can run may wait
 RANKS = (8, 16, 32, 64, 128, 256, 512)  # of adapters, for which vLLM has kernels
 
 
-class Recorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
+class CacheRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
     """Keeps the newest statistics, which the engine sends along with its steps."""
 
     def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
@@ -41,7 +41,7 @@ class Recorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
 
 
 class VllmEngine:
-    def __init__(self, llm: Any, adapters: Mapping[str, Path], end_tokens: Sequence[int], recorder: Recorder) -> None:
+    def __init__(self, llm: Any, adapters: Mapping[str, Path], end_tokens: Sequence[int], recorder: CacheRecorder) -> None:
         config = llm.vllm_config
         self.context_length = int(config.model_config.max_model_len)
         self.cache_tokens = int(config.cache_config.num_gpu_blocks or 0) * int(config.cache_config.block_size)
@@ -64,7 +64,7 @@ class VllmEngine:
             arguments["max_num_seqs"] = config.max_sequences
         if config.cache_memory is not None:
             arguments["kv_cache_memory_bytes"] = config.cache_memory
-        recorder = Recorder()
+        recorder = CacheRecorder()
         try:
             if adapters:
                 arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": rank_of(adapters.values())}

@@ -16,7 +16,7 @@ from tests.support.language_models import CONTEXT, bpe_tokenizer
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.worker.exceptions import EngineDied, LoadError
 from tsx_runtime.worker.generation.interface import Sampling
-from tsx_runtime.worker.generation.transformers_engine import CacheLimits, TransformersEngine
+from tsx_runtime.worker.generation.transformers_engine import GenerationLimits, TransformersEngine
 
 TEXTS = ("Beautiful is better", "a", "def wrap(text, width=70):", "Now is better than never. " * 4, "In the face of ambiguity, refuse")
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
@@ -47,7 +47,7 @@ async def until_running(engine: TransformersEngine, sequences: int) -> None:
 
 
 def start(run: Run, model: Any, adapters: dict[str, Path] | None = None, **limits: Any) -> TransformersEngine:
-    engine = TransformersEngine(model, adapters or {}, CacheLimits(**limits), [bpe_tokenizer().eos_token_id])
+    engine = TransformersEngine(model, adapters or {}, GenerationLimits(**limits), [bpe_tokenizer().eos_token_id])
     run(engine.start())
     return engine
 
@@ -229,13 +229,13 @@ def test_a_small_cache_makes_sequences_wait_and_then_refuses(llama: Path, run: R
 
 def test_a_cache_that_is_too_small_for_anything_is_refused_at_load(llama: Path) -> None:
     with pytest.raises(LoadError, match=r"Set cacheMemory to \d+ or more"):
-        TransformersEngine(model_of(llama), {}, CacheLimits(memory=5000), [0])
+        TransformersEngine(model_of(llama), {}, GenerationLimits(memory=5000), [0])
 
 
 def test_an_adapter_that_does_not_fit_is_named(llama: Path, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(LoadError, match="The adapter odd does not fit the model"):
-        TransformersEngine(model_of(llama), {"odd": tmp_path}, CacheLimits(), [0])
+        TransformersEngine(model_of(llama), {"odd": tmp_path}, GenerationLimits(), [0])
 
 
 def test_an_engine_that_dies_ends_all_its_streams(llama: Path, run: Run) -> None:
