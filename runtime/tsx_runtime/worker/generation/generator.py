@@ -10,7 +10,7 @@ from typing import Any
 
 from tsx_runtime.worker.exceptions import InvalidInput, in_words
 from tsx_runtime.worker.generation.interface import GenerationEngine, Sampling, TextPiece, Tokens
-from tsx_runtime.worker.generation.metrics import GenerationMetrics, Timing
+from tsx_runtime.worker.generation.metrics import GenerationMetrics, TokenTimes
 from tsx_runtime.worker.generation.text import Detokenizer, StopStrings
 
 
@@ -68,7 +68,7 @@ class HuggingFaceGenerator:
     async def _pieces(
         self, generated: AsyncGenerator[Tokens, None], prompt: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[TextPiece, None]:
-        detokenizer, stops, timing = Detokenizer(self._decode, prompt), StopStrings(sampling.stop), Timing()
+        detokenizer, stops, timing = Detokenizer(self._decode, prompt), StopStrings(sampling.stop), TokenTimes()
         try:
             async with aclosing(generated):
                 async for ids, finished, logprobs in generated:

@@ -13,7 +13,7 @@ PROMPT, GENERATED = "tsx_generation_prompt_tokens_total", "tsx_generation_tokens
 RUNNING, WAITING, CACHE = "tsx_generation_running_sequences", "tsx_generation_waiting_sequences", "tsx_generation_cache_use_ratio"
 
 
-class Timing:
+class TokenTimes:
     """Of one sequence."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class GenerationMetrics:
         self._metrics = metrics
         self._worker = Dimension("worker", worker)
 
-    def report(self, adapter: str | None, prompt: int, timing: Timing, stats: EngineStats) -> None:
+    def report(self, adapter: str | None, prompt: int, timing: TokenTimes, stats: EngineStats) -> None:
         """`adapter`: the label is empty for the base model."""
         if self._metrics is None:
             return

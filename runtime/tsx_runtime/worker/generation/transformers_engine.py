@@ -182,6 +182,8 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # as above
     def clear_cancelled_requests(self) -> list[Any]:
         cancelled = list(self._requests_to_cancel)
         states: list[Any] = super().clear_cancelled_requests()
+        for state in states:
+            state.status = RequestStatus.FINISHED  # else the update of a batch in flight (on GPUs) looks for the cache that it had
         if cancelled and self.router is not None:
             self.router.call(self.router.close, cancelled)
         return states
