@@ -26,7 +26,7 @@ class HuggingFaceGeneration:
         row = data[0]
         body = row.get("body", row.get("data"))
         if body is None:
-            raise InvalidInput('The request has no body: send {"inputs": "a text"}.')
+            raise InvalidInput('The request has no body: send {"inputs": "a text"}, with the header content-type: application/json.')
         path = str(context.get_request_header(0, "url_path") or "").strip("/")
         if path.startswith("v1/"):
             from tsx_runtime.worker.openai import generation as openai
