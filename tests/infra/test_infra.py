@@ -40,6 +40,9 @@ RULES_TESTS = INFRA / "prometheus" / "tsx.rules.test.yml"
 DASHBOARD = json.loads((INFRA / "grafana" / "dashboards" / "tsx.json").read_text())
 COMPOSE = yaml.safe_load((INFRA / "compose.yaml").read_text())
 SERVICES = COMPOSE["services"]
+GENERATION = dict.fromkeys(["time_to_first_token_seconds", "time_per_output_token_seconds"], "histogram")
+GENERATION |= dict.fromkeys(["prompt_tokens_total", "tokens_total"], "counter")
+GENERATION |= dict.fromkeys(["running_sequences", "waiting_sequences", "cache_use_ratio"], "gauge")
 OF_PROMETHEUS = {"instance", "job"}  # labels that it adds
 
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool, which scripts/install-promtool installs")
@@ -117,6 +120,9 @@ def rendered() -> dict[str, set[str]]:
     stats = Stats()
     count(stats, (1.0, 1.0, 2.0), [FakeJob(1.0)], TIMES.pack(1.0, 1.0, 0.1, 0.1, 0.1))
     stats.refusals["QueueFull"] = 1
+    labels = {"ModelName": "m", "Level": "Model", "adapter": "", "worker": "9000"}  # as engines have
+    for name, kind in GENERATION.items():
+        stats.add_handler_metrics([{"name": f"tsx_generation_{name}", "type": kind, "unit": "", "value": 1.0, "dimensions": labels}])
     worker = SimpleNamespace(id="9000", state=WorkerState.READY, load_seconds=1.0, forms_passed_over=("why",))
     version = SimpleNamespace(
         name="m", version="1", stats=stats, workers=[worker], pending=0, queue_capacity=100, in_flight=0, forms={"reference": 1}

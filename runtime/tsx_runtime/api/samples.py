@@ -33,7 +33,7 @@ class SampleInput(NamedTuple):
 
 
 def input_of(version: ModelVersion) -> str | None:
-    """image, text, json or file: what its handler takes, as its workers say, or what the handlers that everybody has are known to take."""
+    """image, text, json, file or chat: what its handler takes, as its workers say, or what tsx's own handlers are known to take."""
     kind = next((worker.input for worker in version.workers if worker.input), None)
     return kind or ("json" if version.handler in NUMBERS else None)
 

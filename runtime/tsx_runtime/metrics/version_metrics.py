@@ -10,7 +10,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.slo.attainment import SloReport
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
-from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, VALUE_BOUNDS, HandlerMetric, MetricKey
+from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.workers.instance import ResourceUsage
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.metrics.exposition import PIECE, Families, Labels
@@ -174,7 +174,7 @@ def _add_handler_metric(families: Families, name: str, further: Labels, key: Met
         families.add(name, kind, text, [(labels, metric.sum if kind == "counter" else metric.last)])
         return
     family = families.metric(name, "histogram", text)
-    for bound, below in zip(VALUE_BOUNDS, accumulate(metric.buckets), strict=False):  # the last bucket is beyond all bounds
+    for bound, below in zip(metric.bounds, accumulate(metric.buckets), strict=False):  # the last bucket is beyond all bounds
         family.add_sample(f"{name}_bucket", labels | {"le": str(bound)}, below)
     family.add_sample(f"{name}_bucket", labels | {"le": "+Inf"}, metric.count)
     family.add_sample(f"{name}_count", labels, metric.count)

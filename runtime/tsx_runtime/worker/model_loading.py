@@ -28,7 +28,7 @@ from tsx_runtime.worker.handler_api.metrics import Metrics, PredictionTime
 from tsx_runtime.worker.handler_api.modules import own_modules
 from tsx_runtime.worker.handlers.models.compiler_cache import protect_compiler_cache
 
-INPUT_KINDS = ("image", "text", "json", "file")
+INPUT_KINDS = ("image", "text", "json", "file", "chat")
 
 logger = logging.getLogger("tsx.worker")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tsx_archiver import parse_model_config
-from tsx_archiver.metadata.slo import LatencyTarget, latency_target
+from tsx_archiver.metadata.slo import LatencyTarget, latency_target, parse_slo
 
 
 @pytest.mark.parametrize(
@@ -25,6 +25,7 @@ def test_a_percentile_and_a_time_are_a_target(text, quantile, seconds):
         ("errors<1%", "one percentile and a time"),
         ("p99<0ms", "a time above 0"),
         ("50ms", "not a bound"),
+        ("ttft.p99<50ms", "one percentile and a time"),
     ],
 )
 def test_anything_else_says_what_it_must_be(text, reason):
@@ -38,3 +39,19 @@ def test_anything_else_says_what_it_must_be(text, reason):
 def test_a_model_config_has_it_as_text():
     assert parse_model_config({"slo": "p99<50ms"})[0].slo == "p99<50ms"
     assert "it must be a string" in parse_model_config({"slo": 50})[1][0].text
+
+
+def test_event_streams_have_bounds_of_their_own():
+    slo = parse_slo("ttft.p99<300ms,tpot.p50<50ms,tpot.mean<40ms,p99<2s,errors<1%")
+    assert [bound.figure for bound in slo.of_streams] == ["ttft.p99_ms", "tpot.p50_ms", "tpot.mean_ms"]
+    assert (slo.tightest_ms, slo.limits) == (2000.0, {"ttft": 300.0, "tpot": 50.0, "": 2000.0})
+    times = {"p99_ms": 1000.0, "ttft.p99_ms": 301.0, "tpot.p50_ms": 50.0, "tpot.mean_ms": 40.0}
+    assert [bound.text for bound in slo.broken(times, 0.0)] == ["ttft.p99<300ms"]
+    assert slo.broken({"p99_ms": 1000.0}, 0.0) == slo.of_streams  # where no answer was a stream
+    assert slo.slack(times) == 0.5  # of whole answers
+
+
+@pytest.mark.parametrize("text", ["ttft<1s", "ttft.errors<1%", "tpot.p99<5%", "ttft.p42<1s", "ttfb.p99<1s"])
+def test_what_is_no_bound_of_streams_says_what_there_is(text):
+    with pytest.raises(ValueError, match=r"of event streams ttft\.p99, tpot\.p99"):
+        parse_slo(text)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.common.failure import CliError
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson
 from tsx_cli.common.output import milliseconds, print_result
 
@@ -44,6 +44,10 @@ def plan_command(
     replica = report.replica_of(measured, archive, workers, batch_size)
     rate, wanted = report.rate_of(rps, moments), slo or (replica.target.text if replica.target else measured.slo)
     bounds = parse_slo(wanted) if wanted else None
+    if bounds is not None and bounds.of_streams:
+        raise UsageError(
+            f"{bounds.of_streams[0].text}: tsx plan simulates whole answers; give bounds of their time, such as --slo 'p99<2s'"
+        )
     planned = plan(replica, rate, bounds, headroom=report.share_of(headroom), moments=moments, seed=seed)
     if planned is None:
         alone = f"one request at a time takes {milliseconds(replica.times[0])} already"

@@ -55,6 +55,9 @@ def run_against(
         done = measure(replace(one, seed=plan.seed + number, cores=cores), on_progress=tell)
         if not points and not done.ok:
             raise CliError(_nothing(plan, done))
+        if slo is not None and slo.of_streams and done.stream is None:
+            what = "send requests that are streamed, such as --prompt-tokens 64, by --protocol openai-chat, openai-completions or tsx"
+            raise UsageError(f"--slo {slo.of_streams[0].text} is of event streams, and the answers are none: {what}")
         return points[with_round(points, one.offered, done, slo)]
 
     cores = () if pinning is None else tuple(pinning.generator)

@@ -20,7 +20,11 @@ def bench_against(
     model: Annotated[str | None, typer.Option(help="Name of its model.")] = None,
     version: Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")] = None,
     protocol: Annotated[
-        str, typer.Option(help="tsx, torchserve, kserve-v1, kserve-v2, invocations, grpc, kserve-v2-grpc; post: to URL itself.")
+        str,
+        typer.Option(
+            help="tsx, torchserve, openai-chat, openai-completions, kserve-v1, kserve-v2, invocations, grpc, "
+            "kserve-v2-grpc; post: to URL itself."
+        ),
     ] = "tsx",
     token: options.Token = None,
     certificate: options.Certificate = None,
@@ -28,6 +32,8 @@ def bench_against(
     content_type: options.ContentType = None,
     input_kind: options.InputKind = None,
     input_shape: options.InputShape = None,
+    prompt_tokens: options.PromptTokens = None,
+    max_tokens: options.MaxTokens = None,
     connections: Annotated[
         int | None, typer.Option(help="Connections; by default 16 in a closed loop and 256 in an open one.", rich_help_panel=options.LOAD)
     ] = None,
@@ -44,7 +50,9 @@ def bench_against(
     ] = "auto",
     rounds: Annotated[int, typer.Option(help="Repetitions; two or more give confidence intervals.", rich_help_panel=options.LOAD)] = 1,
     timeout: Annotated[str, typer.Option(metavar="TIME", help="Timeout of a request.", rich_help_panel=options.LOAD)] = "30s",
-    slo: Annotated[str | None, typer.Option(help="Bounds to keep, such as p99<100ms,errors<0.1%.")] = None,
+    slo: Annotated[
+        str | None, typer.Option(help="Bounds to keep, such as p99<100ms,errors<0.1%; of event streams ttft.p99<300ms,tpot.p99<50ms.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of random arrivals and generated inputs.", rich_help_panel=options.LOAD)] = 0,
     output: Annotated[
         Path | None,
@@ -100,7 +108,16 @@ def bench_against(
     pinning = chosen(None, generator_cores, running=True)
     shape = None if input_shape is None else parse_shape(input_shape)
     bounds = None if slo is None else parse_slo(slo)
-    payloads, source = choose_payloads(None, sources or (), kind=input_kind, shape=shape, seed=seed, content_type=content_type)
+    payloads, source = choose_payloads(
+        None,
+        sources or (),
+        kind=input_kind,
+        shape=shape,
+        seed=seed,
+        content_type=content_type,
+        prompt_tokens=prompt_tokens,
+        max_tokens=max_tokens,
+    )
     opened = not ramp and (rate is not None or arrivals is not None)
     plan = LoadPlan(
         against,
@@ -119,6 +136,7 @@ def bench_against(
         token=read_token(token),
         certificate=trusted(certificate, against),
         seed=seed,
+        slo=bounds,
     )
     progress = progress_line(None if ramp else rounds) if json_to != "-" else None
     secret = None if token is None or token.startswith("@") else token

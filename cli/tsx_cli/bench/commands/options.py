@@ -27,7 +27,12 @@ class Arrivals(str, Enum):
 
 Model = Annotated[Path | None, typer.Argument(metavar="MODEL", help="An archive, or a model's directory.")]
 SloBounds = Annotated[
-    str | None, typer.Option("--slo", metavar="BOUNDS", help="Bounds to keep, such as 'p99<100ms' or 'p50<20ms,errors<0.1%'.")
+    str | None,
+    typer.Option(
+        "--slo",
+        metavar="BOUNDS",
+        help="Bounds to keep, such as 'p99<100ms', 'p50<20ms,errors<0.1%', or of event streams 'ttft.p99<300ms,tpot.p99<50ms'.",
+    ),
 ]
 Inputs = Annotated[
     list[Path] | None,
@@ -39,10 +44,25 @@ Inputs = Annotated[
     ),
 ]
 InputKind = Annotated[
-    str | None, typer.Option(metavar="KIND", help="Generate inputs: image, png, text, json or file.", rich_help_panel=INPUTS)
+    str | None,
+    typer.Option(metavar="KIND", help="Generate inputs: image, png, text, json, file or chat (prompts).", rich_help_panel=INPUTS),
 ]
 InputShape = Annotated[
     str | None, typer.Option(metavar="N,N,...", help="Shape of generated inputs, such as 1,28,28.", rich_help_panel=INPUTS)
+]
+PromptTokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LENGTHS",
+        help="Generate prompts of so many words, about a token each: 64, uniform:16,256, or lognormal:64,0.6 (median and sigma).",
+        rich_help_panel=INPUTS,
+    ),
+]
+MaxTokens = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LENGTHS", help="With prompts: the most tokens of an answer, in the same forms; by default 64.", rich_help_panel=INPUTS
+    ),
 ]
 ContentType = Annotated[
     str | None, typer.Option(help="Content type of the inputs; by default guessed from their names.", rich_help_panel=INPUTS)

@@ -94,7 +94,9 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
             seconds = request.options.duration or FULL
             generator = () if pinning is None else tuple(pinning.generator)
             sized = sizes(settings, payloads)
-            target = TrialTarget(archive, payloads, seconds, request.options.seed, sizes=sized, generator_cores=generator)
+            target = TrialTarget(
+                archive, payloads, seconds, request.options.seed, sizes=sized, generator_cores=generator, slo=request.options.bounds
+            )
             watch = partial(Watch, more=generator)
             forms, outdated = _forms(archive, request.options)
             bench = Bench(request.options, target, results, journal, progress, ends, watch=watch, forms=forms)
@@ -139,6 +141,8 @@ def chosen_inputs(options: BenchOptions, archive: OpenArchive) -> tuple[list[Pay
         shape=None if options.input_shape is None else parse_shape(options.input_shape),
         seed=options.seed,
         content_type=options.content_type,
+        prompt_tokens=options.prompt_tokens,
+        max_tokens=options.max_tokens,
     )
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import httptools
 
+from tsx_cli.bench.generator.streams import CONTENT_TYPE, FAILED, answer_of, read_stream
+
 if TYPE_CHECKING:
     from tsx_cli.bench.generator.load import Load
 
@@ -49,6 +51,7 @@ class LoadConnection(asyncio.Protocol):
         self._take(self._answer, data, now)
 
     def _take(self, answer: _Answer, data: bytes, now: float) -> None:
+        answer.now = now
         try:
             answer.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -64,10 +67,20 @@ class LoadConnection(asyncio.Protocol):
         if answer.begun > 1:
             self._end_malformed(now)
         elif answer.keeps:
-            self.load.answered(self, answer.status, now)
+            self.load.answered(self, self._outcome(answer), now)
         else:
             self.close()
-            self.load.answered(self, answer.status, now)
+            self.load.answered(self, self._outcome(answer), now)
+
+    def _outcome(self, answer: _Answer) -> str:
+        """Its status; of an event stream that failed after its head that it did, and of any other the load keeps the tokens."""
+        if answer.events is None or not answer.status.startswith("2"):
+            return answer.status
+        record = read_stream(answer.events)
+        if record.failed:
+            return FAILED
+        self.load.streams.append(answer_of(len(self.load.accepted), self.since, record))
+        return answer.status
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.gone:
@@ -75,7 +88,7 @@ class LoadConnection(asyncio.Protocol):
         self.gone = True
         answer, now = self._answer, self.load.stamp()
         if answer is not None and answer.until_end:  # neither a length nor chunks: the end of the connection is the answer's
-            self.load.answered(self, answer.status, now)
+            self.load.answered(self, self._outcome(answer), now)
         else:
             self.load.broken(self, CLOSED, now)
 
@@ -98,13 +111,15 @@ class LoadConnection(asyncio.Protocol):
 class _Answer:
     """One answer, as the parser finds it."""
 
-    __slots__ = ("_ends", "begun", "complete", "headed", "keeps", "parser")
+    __slots__ = ("_ends", "begun", "complete", "events", "headed", "keeps", "now", "parser")
 
     def __init__(self) -> None:
         self.parser = httptools.HttpResponseParser(self)
         self.begun = 0
         self.complete = self.keeps = self.headed = False
         self._ends = False  # it says how long it is
+        self.events: list[tuple[float, bytes]] | None = None  # the pieces of an event stream, each with its time
+        self.now = 0.0  # of what the parser is given
 
     @property
     def status(self) -> str:
@@ -119,9 +134,15 @@ class _Answer:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._ends |= name.lower() in (b"content-length", b"transfer-encoding")
+        if name.lower() == b"content-type" and value.lower().startswith(CONTENT_TYPE):
+            self.events = []
 
     def on_headers_complete(self) -> None:
         self.headed = True
+
+    def on_body(self, body: bytes) -> None:
+        if self.events is not None:
+            self.events.append((self.now, body))
 
     def on_message_complete(self) -> None:
         if self.status.startswith("1"):  # 100 Continue and its kin: the answer is still to come
@@ -142,4 +163,9 @@ def _plain_ok(data: bytes) -> bool:
         if at < 0:
             return False
     digits = data[at + _SIZE : data.find(b"\r", at + _SIZE)]
-    return digits.isdigit() and end + 4 + int(digits) == len(data) and data.find(b"onnection: ", 12, end) < 0
+    return (
+        digits.isdigit()
+        and end + 4 + int(digits) == len(data)
+        and data.find(b"onnection: ", 12, end) < 0
+        and data.find(CONTENT_TYPE, 12, end) < 0
+    )

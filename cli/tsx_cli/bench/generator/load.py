@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple, Protocol
 
 from tsx_cli.bench.generator.alarm import clock
+from tsx_cli.bench.generator.streams import StreamedAnswer
 
 SLOT = 0.1  # seconds
 GAP = 0.01  # seconds without an answer that are noted; which of them are stalls is for `result` to say
@@ -58,6 +59,7 @@ class Load(ABC):
         self.connect, self.connections, self.timeout = connect, connections, timeout
         self.accepted, self.refused, self.late = array("f"), array("f"), array("f")
         self.numbers = array("I")  # of the payloads whose answers were accepted
+        self.streams: list[StreamedAnswer] = []  # of the accepted answers that were event streams
         self.errors: Counter[str] = Counter()
         self.marks: list[SlotCounts] = []
         self.gaps: list[tuple[float, float]] = []  # (from, to)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.model.results import OfferedLoad
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.bench.workload.protocols import PROTOCOLS, read_target
@@ -47,6 +48,7 @@ class LoadPlan:
     certificate: str | None = None  # a file to trust, beside what this machine trusts
     seed: int = 0
     cores: tuple[int, ...] = ()  # of the generator's process; empty: those of this one
+    slo: Slo | None = None  # what an event stream has to keep to count for the goodput
 
     def __post_init__(self) -> None:
         for wrong, message in _faults(self):

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 from tsx_cli.bench.generator.load import SLOT, Load, SlotCounts
 from tsx_cli.bench.generator.plan import LoadPlan
+from tsx_cli.bench.generator.streams import stream_figures
 from tsx_cli.bench.model.histogram import Histogram
 from tsx_cli.bench.model.parts import SizeClass
 from tsx_cli.bench.model.results import GeneratorSide, Round
@@ -68,6 +69,7 @@ def account(plan: LoadPlan, noted: Load, cpu: float, starved: float) -> Round:
         by_size=by_size(
             [len(payload.body) for payload in plan.payloads], noted.numbers[begin.accepted :], noted.accepted[begin.accepted :]
         ),
+        stream=stream_figures(noted.streams, noted.accepted, begin.accepted, end.accepted, seconds, plan.slo),
         generator=side,
     )
 

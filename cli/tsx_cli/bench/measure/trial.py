@@ -16,6 +16,7 @@ from urllib.parse import quote
 import psutil
 
 from tsx_archiver import OpenArchive
+from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.generator.plan import LoadPlan, recorded_rate
 from tsx_cli.bench.generator.run import LoadProgress, OnProgress, measure, most_connections
 from tsx_cli.bench.measure import scrape
@@ -60,6 +61,7 @@ class TrialTarget:
     sizes: Mapping[str, int] = field(default_factory=dict)  # settings of the server: what is sent has to be let in
     warm_up: float | Literal["auto"] = "auto"  # seconds before those that count
     generator_cores: tuple[int, ...] = ()
+    slo: Slo | None = None
 
     @property
     def name(self) -> str:
@@ -95,6 +97,7 @@ class RunningCandidate:
             timeout=target.timeout,
             seed=target.seed + self.rounds,
             cores=target.generator_cores,
+            slo=target.slo,
         )
         self.rounds += 1
         began: float | None = None

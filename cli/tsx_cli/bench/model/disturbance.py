@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 
-from tsx_cli.bench.model.results import Curve, Disturbed, Noise, Point, Round, Trial, counted
+from tsx_cli.bench.model.parts import Disturbed
+from tsx_cli.bench.model.results import Curve, Noise, Point, Round, Trial, counted
 
 OTHERS = 0.05  # of the cores: what other processes may use
 STEAL = THROTTLED = 0.02  # of the time

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tsx_cli.bench.model.results import Latency
+from tsx_cli.bench.model.parts import Latency
 from tsx_cli.bench.model.statistics import QUANTILES
 from tsx_runtime.shared.quantiles import bucket_of
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.model import statistics
 from tsx_cli.bench.model.disturbance import worth
+from tsx_cli.bench.model.parts import times_of
 from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Round, Trial, counted
 
 CHANCE = 0.9  # of the throughput of a load that was measured once: one of another load that is less is not that by chance
@@ -19,10 +20,10 @@ KEPT_UP = 0.95  # of the requests that were due in an open loop; a server that a
 
 def point_of(offered: OfferedLoad, rounds: Sequence[Round], slo: Slo | None) -> Point:
     every, rounds = rounds, counted(rounds)
-    throughput, latency = statistics.throughput(rounds), statistics.latency(rounds)
+    throughput, latency, stream = statistics.throughput(rounds), statistics.latency(rounds), statistics.stream(rounds)
     sent = sum(each.sent for each in rounds)
     error_rate = (sent - sum(each.ok for each in rounds)) / sent if sent else 1.0
-    broken = (slo or Slo(())).broken(latency.model_dump(), error_rate)
+    broken = (slo or Slo(())).broken(times_of(latency, stream), error_rate)
     in_time = sum(each.throughput * each.seconds for each in rounds)
     due = sent + sum(each.unsent for each in rounds)
     behind = offered.mode == "open" and in_time < KEPT_UP * due
@@ -30,6 +31,7 @@ def point_of(offered: OfferedLoad, rounds: Sequence[Round], slo: Slo | None) -> 
         offered=offered,
         throughput=throughput,
         latency=latency,
+        stream=stream,
         p99_ms=statistics.percentile_figure(rounds, "p99_ms"),
         error_rate=error_rate,
         holds=not broken and not behind and throughput.value > 0,

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from tsx_cli.bench.model.configuration import AS_IS, Configuration, Variant
-from tsx_cli.bench.model.parts import ColdStart, Part, PinnedCores, SizeClass
+from tsx_cli.bench.model.parts import ColdStart, Disturbed, Latency, Part, PinnedCores, SizeClass, StreamFigures, times_of
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import rounded
 
@@ -41,18 +41,6 @@ class Figure(Part):
     low: float
     high: float
     confidence: float = 0.95
-
-
-class Latency(Part):
-    """Of accepted answers, in milliseconds: from the intended sending time in an open loop, from the sending in a closed one."""
-
-    mean_ms: float = 0.0
-    p50_ms: float = 0.0
-    p90_ms: float = 0.0
-    p95_ms: float = 0.0
-    p99_ms: float = 0.0
-    p999_ms: float = 0.0
-    max_ms: float = 0.0
 
 
 class OfferedLoad(Part):
@@ -126,6 +114,7 @@ class Round(Part):
     over_time: list[tuple[float, int, float, float]] = Field(default_factory=list)  # (end in seconds, answers, p50 ms, p99 ms) of
     # intervals of one length; those of the warm-up end at 0 or before
     by_size: list[SizeClass] = Field(default_factory=list)  # where inputs differ in size
+    stream: StreamFigures | None = None  # where answers were event streams
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
     served: ServedBatches | None = None  # where the server was asked
     noise: Noise | None = None
@@ -139,6 +128,7 @@ class Point(Part):
     throughput: Figure
     latency: Latency  # of all rounds together
     p99_ms: Figure
+    stream: StreamFigures | None = None
     error_rate: float = 0.0
     holds: bool = True  # the bounds
     rounds: list[Round] = Field(default_factory=list)
@@ -147,6 +137,11 @@ class Point(Part):
     def counted(self) -> list[Round]:
         """The rounds that its figures are of."""
         return counted(self.rounds)
+
+    @property
+    def times(self) -> dict[str, float]:
+        """Milliseconds by the names of bounds: `p99_ms`, and of event streams `ttft.p99_ms`."""
+        return times_of(self.latency, self.stream)
 
 
 def counted(rounds: Sequence[Round]) -> list[Round]:
@@ -307,16 +302,6 @@ class ModelInfo(Part):
     archive: str | None = None
     sha256: str | None = None
     size_mib: float | None = None
-
-
-class Disturbed(Part):
-    """How many rounds of a run were disturbed, and by what."""
-
-    rounds: int = 0  # in all
-    disturbed: int = 0
-    repeated: int = 0  # of the disturbed ones: they do not count, as the same load was measured undisturbed as well
-    others: float = 0.0  # the median cores that other processes used in the disturbed ones
-    says: str = ""  # all that in a sentence; empty for a quiet run
 
 
 class Results(Part):

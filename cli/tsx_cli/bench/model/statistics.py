@@ -11,7 +11,8 @@ from itertools import accumulate
 from statistics import NormalDist, fmean, median, stdev
 from typing import NamedTuple
 
-from tsx_cli.bench.model.results import Figure, Latency, Round
+from tsx_cli.bench.model.parts import Latency, StreamFigures
+from tsx_cli.bench.model.results import Figure, Round
 from tsx_runtime.shared.quantiles import bucket_of
 
 CONFIDENCE = 0.95
@@ -104,14 +105,17 @@ def throughput(rounds: Sequence[Round]) -> Figure:
 
 
 def percentile_figure(rounds: Sequence[Round], which: str = "p99_ms") -> Figure:
-    """A field of `Latency`, of all rounds' answers together. Its interval is by bootstrap: rounds are resampled, and answers within them.
+    """A field of `Latency`, of all rounds' answers together; `ttft.p99_ms` of event streams. Its interval is by bootstrap: rounds are
+    resampled, and answers within them.
 
     One round has none: its answers waited in one queue, so that they tell much less than as many that were drawn apart.
     """
-    histograms = [each.histogram for each in rounds if each.histogram]
-    if not histograms or which not in QUANTILES:
-        return interval([float(getattr(each.latency, which)) for each in rounds])
-    quantile, count = QUANTILES[which], len(histograms)
+    part, _, field = which.rpartition(".")
+    timed = [_timed(each, part) for each in rounds]
+    histograms = [each.histogram for each in timed if each.histogram]
+    if not histograms or field not in QUANTILES:
+        return interval([float(getattr(each.latency, field)) for each in timed])
+    quantile, count = QUANTILES[field], len(histograms)
     value = percentile(merged(histograms), quantile)
     if count == 1:
         return Figure(value=value, low=value, high=value)
@@ -152,15 +156,51 @@ def percentile(histogram: Histogram, quantile: float) -> float:
     return histogram[bucket_of((count for _, count in histogram), quantile)][0] if any(count for _, count in histogram) else 0.0
 
 
-def latency(rounds: Sequence[Round]) -> Latency:
+class _Timed(NamedTuple):
+    latency: Latency
+    histogram: Histogram
+    answers: int
+
+
+def _timed(one: Round, part: str) -> _Timed:
+    """Of a round its latency, or `ttft` or `tpot` of its event streams."""
+    if not part:
+        return _Timed(one.latency, one.histogram, one.ok)
+    stream = one.stream or StreamFigures()
+    histogram: Histogram = getattr(stream, f"{part}_histogram")
+    return _Timed(getattr(stream, part), histogram, sum(count for _, count in histogram))
+
+
+def stream(rounds: Sequence[Round]) -> StreamFigures | None:
+    """Of all rounds together; None where no answer was an event stream."""
+    found = [each.stream for each in rounds if each.stream is not None]
+    if not found:
+        return None
+    good = [each.goodput for each in found if each.goodput is not None]
+    return StreamFigures(
+        answers=sum(each.answers for each in found),
+        tokens=sum(each.tokens for each in found),
+        prompt_tokens=sum(each.prompt_tokens for each in found),
+        tokens_per_second=fmean(each.tokens_per_second for each in found),
+        prompt_tokens_per_second=fmean(each.prompt_tokens_per_second for each in found),
+        goodput=fmean(good) if good else None,
+        ttft=latency(rounds, "ttft"),
+        tpot=latency(rounds, "tpot"),
+        ttft_histogram=merged([each.ttft_histogram for each in found]),
+        tpot_histogram=merged([each.tpot_histogram for each in found]),
+    )
+
+
+def latency(rounds: Sequence[Round], part: str = "") -> Latency:
     """Of all rounds together."""
-    together = merged([each.histogram for each in rounds])
+    timed = [_timed(each, part) for each in rounds]
+    together = merged([each.histogram for each in timed])
     answers = sum(count for _, count in together)
     if not answers:
-        return rounds[0].latency if len(rounds) == 1 else Latency()
-    weight = sum(each.ok for each in rounds) or 1
-    mean = sum(each.latency.mean_ms * each.ok for each in rounds) / weight
-    slowest = max(each.latency.max_ms for each in rounds)  # is known exactly, and lies within a bucket
+        return timed[0].latency if len(timed) == 1 else Latency()
+    weight = sum(each.answers for each in timed) or 1
+    mean = sum(each.latency.mean_ms * each.answers for each in timed) / weight
+    slowest = max(each.latency.max_ms for each in timed)  # is known exactly, and lies within a bucket
     quantiles = {name: min(percentile(together, quantile), slowest or math.inf) for name, quantile in QUANTILES.items()}
     return Latency(mean_ms=mean, max_ms=slowest, **quantiles)
 

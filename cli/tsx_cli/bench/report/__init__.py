@@ -12,7 +12,7 @@ from tsx_cli.bench.report import facts, over_time, shown
 from tsx_cli.bench.report.figures import charts
 from tsx_cli.bench.report.markdown import markdown
 from tsx_cli.bench.report.rows import csv_text
-from tsx_cli.common.output import one_line, print_table
+from tsx_cli.common.output import milliseconds, number, one_line, print_table
 from tsx_cli.common.run_directory import write_files
 
 MOST = 12  # configurations on a terminal
@@ -66,7 +66,12 @@ def _tables(results: Results) -> list[tuple[str, str, Sequence[str], Sequence[Se
     """(title, explanation, head, rows)"""
     cold = "A server's start until it is ready, its first answer after that, and its median latency once warm, at its lightest load."
     by_size = f"Latency by the size of the input, at {facts.best(results)}."
+    tokens = (
+        "TTFT is the time to the first token, TPOT the time per output token after it; tokens are those that were generated. "
+        "Goodput is the answers per second of which each kept the bounds of time by itself."
+    )
     return [
+        ("Streams of tokens", tokens, facts.STREAMS, facts.streams(results)),
         ("By size of the input", by_size, facts.SIZES, facts.sizes(results)),
         ("Cold and warm", cold, facts.COLD, facts.cold(results)),
     ]
@@ -108,6 +113,12 @@ def details(results: Results) -> Iterator[str]:
     name = facts.best(results)
     for line in [each for each in facts.cold(results) if each.name == name][:1]:
         yield f"cold: ready after {line.ready}, first answer {line.first}; warm p50 {line.warm}"
+    if point is not None and (stream := point.stream) is not None:
+        good = "" if stream.goodput is None else f"; goodput {number(stream.goodput)} answers/s"
+        prompts = f", {number(stream.prompt_tokens_per_second)} prompt tokens/s" if stream.prompt_tokens else ""
+        yield f"{number(stream.tokens_per_second)} tokens/s{prompts}{good}"
+        for name, times in (("time to first token", stream.ttft), ("time per output token", stream.tpot)):
+            yield f"{name}: p50 {milliseconds(times.p50_ms)}, p99 {milliseconds(times.p99_ms)}, slowest {milliseconds(times.max_ms)}"
     if point is not None and (drawn := over_time.spark_line(point)):
         yield f"p99 over time: {drawn}"
     for each in facts.sizes(results):

@@ -46,6 +46,7 @@ class PointLine(NamedTuple):
 
 COLD = ("configuration", "start until ready", "first answer", "warm p50")
 SIZES = ("input", "answers", "p50", "p99")
+STREAMS = ("configuration, load", "TTFT p50, p99", "TPOT p50, p99", "tokens/s", "goodput")
 
 
 def title(results: Results) -> str:
@@ -114,6 +115,16 @@ def tiles(results: Results) -> list[Tile]:
         Tile("p50", milliseconds(point.latency.p50_ms), f"mean {milliseconds(point.latency.mean_ms)}"),
         Tile("Errors", shown.share(point.error_rate), f"at {point.offered}"),
     ]
+    if (stream := point.stream) is not None:
+        shown_tiles[1:3] = [
+            Tile(
+                "Tokens",
+                f"{number(stream.tokens_per_second)}/s",
+                f"and {number(stream.prompt_tokens_per_second)}/s of prompts" if stream.prompt_tokens else "generated",
+            ),
+            Tile("TTFT p99", milliseconds(stream.ttft.p99_ms), f"time to first token, p50 {milliseconds(stream.ttft.p50_ms)}"),
+            Tile("TPOT p99", milliseconds(stream.tpot.p99_ms), f"time per output token, p50 {milliseconds(stream.tpot.p50_ms)}"),
+        ]
     gain = shown.gain(results)
     if gain is not None:
         doubt = ", within the noise" if not gain.real and math.isfinite(gain.high) else ""
@@ -149,6 +160,22 @@ def sizes(results: Results) -> list[SizeLine]:
             shown.with_margin(interval([each.p99_ms for each in found])),
         )
         for (smallest, largest), found in sorted(classes.items())
+    ]
+
+
+def streams(results: Results) -> list[Sequence[str]]:
+    """Of each measured load; goodput is the answers per second that kept each bound by themselves."""
+    return [
+        (
+            f"{shown.name(trial, results)}, {point.offered}",
+            f"{milliseconds(stream.ttft.p50_ms)}, {milliseconds(stream.ttft.p99_ms)}",
+            f"{milliseconds(stream.tpot.p50_ms)}, {milliseconds(stream.tpot.p99_ms)}",
+            number(stream.tokens_per_second),
+            shown.NONE if stream.goodput is None else f"{number(stream.goodput)}/s",
+        )
+        for trial in (results.trials[index] for index in shown.ordered(results))
+        for point in trial.points
+        if (stream := point.stream) is not None
     ]
 
 

@@ -40,7 +40,7 @@ PERCENTILES = [(0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), 
 
 def charts(results: Results) -> list[Chart]:
     """Those that there are figures for."""
-    makers = (frontier, by_rate, distribution, stages, batch_sizes, curves)
+    makers = (frontier, by_rate, distribution, streams, stages, batch_sizes, curves)
     return [*(chart for make in makers if (chart := make(results)) is not None), *over_time.charts(results)]
 
 
@@ -106,7 +106,7 @@ def _latency_bar(point: Point, figure: str) -> Interval | None:
 
 
 def _mark(point: Point, figure: str, name: str) -> ChartMark:
-    value = float(getattr(point.latency, figure))
+    value = point.times.get(figure, 0.0)
     what = f"{number(point.throughput.value)}/s {shown.margin(point.throughput)}".strip()
     hint = f"{name}\n{point.offered}: {what}, {shown.word(figure)} {milliseconds(value)}"
     if point.error_rate:
@@ -198,6 +198,43 @@ def _levels(point: Point) -> list[tuple[float, float]]:
     end = min(5.0, max(1.0, math.log10(answers)))
     steps = [end * step / 60 for step in range(61)]
     return [(1 - 10**-step, percentile(together, 1 - 10**-step)) for step in steps]
+
+
+def streams(results: Results) -> Chart | None:
+    """Percentiles of the time to the first token and per output token, beside those of the whole answer."""
+    trial = shown.told_trial(results)
+    point = None if trial is None else shown.shown_point(trial)
+    if trial is None or point is None or point.stream is None:
+        return None
+    of_answers = merged([each.histogram for each in point.counted])
+    lines = []
+    for name, style, histogram in (
+        ("whole answer", "baseline", of_answers),
+        ("time per output token (TPOT)", "s2", point.stream.tpot_histogram),
+        ("time to first token (TTFT)", "winner", point.stream.ttft_histogram),
+    ):
+        levels = [step / 50 for step in range(1, 50)] + [0.99]
+        marks = [
+            ChartMark(100 * level, value, f"{name}\n{level:.0%} within {milliseconds(value)}")
+            for level in levels
+            if (value := percentile(histogram, level)) > 0
+        ]
+        lines.append(Series(name, style, marks, dots=False))
+    drawn = [mark for line in lines for mark in line.marks]
+    bounds = [ReferenceLine(bound.limit, bound.text) for bound in shown.bounds(results) if "." in bound.figure]
+    return Chart(
+        "Tokens of a stream",
+        f"What a share of the answers does not exceed, at the best load of {shown.name(trial, results)}. TTFT counts from where the "
+        "latency does; TPOT is the mean time of an answer from one token to the next.",
+        plot(
+            "Time to first token and per output token",
+            Axis("% of the answers", 0.0, 100.0),
+            latency_axis("ms", drawn, [each.y for each in bounds]),
+            lines,
+            bounds,
+        ),
+        [LegendEntry(line.style, line.name) for line in reversed(lines)],
+    )
 
 
 def stages(results: Results) -> Chart | None:

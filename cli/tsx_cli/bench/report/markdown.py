@@ -23,6 +23,7 @@ def markdown(results: Results, directory: Path) -> str:
         parts.append(f"```yaml\n{facts.keys(results)}\n```")
     parts += ["\n".join(f"- {plain(note)}" for note in results.notes), "## All configurations", _trials(results)]
     parts += [
+        _section("Streams of tokens", facts.STREAMS, facts.streams(results)),
         _section("By size of the input", facts.SIZES, facts.sizes(results)),
         _section("Cold and warm", facts.COLD, facts.cold(results)),
     ]

@@ -8,11 +8,14 @@ from dataclasses import fields
 from typing import Any
 
 from tsx_cli.bench.model.configuration import Configuration
-from tsx_cli.bench.model.results import Latency, Point, Results, Stages
+from tsx_cli.bench.model.parts import Latency
+from tsx_cli.bench.model.results import Point, Results, Stages
 from tsx_cli.bench.report import shown
 
 CONFIGURATION = tuple(field.name for field in fields(Configuration))
 STAGES = tuple(Stages.model_fields)
+STREAM = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
+STREAM_RATES = ("tokens_per_second", "prompt_tokens_per_second", "goodput")
 
 
 def rows(results: Results) -> list[dict[str, Any]]:
@@ -38,6 +41,7 @@ def rows(results: Results) -> list[dict[str, Any]]:
 def _figures(point: Point | None) -> dict[str, Any]:
     if point is None:
         head = ("mode", "connections", "rate", "arrivals", "throughput", "throughput_low", "throughput_high", *Latency.model_fields)
+        head = (*head, *STREAM, *STREAM_RATES)
         return dict.fromkeys(
             (*head, "p99_low_ms", "p99_high_ms", "error_rate", "holds", "rounds", "seconds", "sent", "accepted", "refused")
         )
@@ -47,6 +51,8 @@ def _figures(point: Point | None) -> dict[str, Any]:
         "throughput_low": point.throughput.low,
         "throughput_high": point.throughput.high,
         **point.latency.model_dump(),
+        **{name: point.times.get(f"{name[:4]}.{name[5:]}") for name in STREAM},
+        **{name: getattr(point.stream, name, None) for name in STREAM_RATES},
         "p99_low_ms": point.p99_ms.low,
         "p99_high_ms": point.p99_ms.high,
         "error_rate": point.error_rate,

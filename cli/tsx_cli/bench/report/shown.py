@@ -56,8 +56,10 @@ def bounds(results: Results) -> Sequence[Bound]:
 
 
 def word(figure: str) -> str:
-    """`p99_ms` as people write it."""
-    return {"p999_ms": "p99.9", "mean_ms": "mean", "max_ms": "slowest"}.get(figure, figure.removesuffix("_ms"))
+    """`p99_ms` as people write it, and `ttft.p99_ms`."""
+    part, _, name = figure.rpartition(".")
+    text = {"p999_ms": "p99.9", "mean_ms": "mean", "max_ms": "slowest"}.get(name, name.removesuffix("_ms"))
+    return f"{part.upper()} {text}" if part else text
 
 
 class TrialRow(NamedTuple):

@@ -35,6 +35,8 @@ class BenchOptions:
     content_type: str | None = None
     input_kind: str | None = None  # of made-up inputs
     input_shape: str | None = None
+    prompt_tokens: str | None = None
+    max_tokens: str | None = None
     batch_sizes: str = "1..32"
     workers: str | None = None  # 1 to the number of cores, or to 4 where there is a GPU
     devices: str | None = None  # what the archive says, else a GPU where there is one

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tsx_archiver.metadata.slo import PERCENTILES
+from tsx_archiver.metadata.slo import PERCENTILES, STREAM_TIMES
 from tsx_cli.bench.model import statistics
 from tsx_cli.bench.model.results import Figure, Point, Results, Trial
 from tsx_cli.bench.report import shown
@@ -15,10 +15,15 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.common.output import milliseconds, number, one_line, print_json, print_table
 
 FIGURES = {"throughput": "throughput", "mean": "mean_ms", **PERCENTILES}
+STREAM = {"tokens": "tokens_per_second", "goodput": "goodput"}  # what event streams have besides, all rates
+STREAM |= {f"{part}.{name}": f"{part}.{field}" for part in STREAM_TIMES for name, field in PERCENTILES.items()}
 SHOWN = ("throughput", "p50", "p99")
+SHOWN_OF_STREAMS = ("tokens", "ttft.p99", "tpot.p99")
 OWN = "one of tsx bench's own"
 BEST = "best"  # the name of the pair of both runs' winners
-_CONDITION = re.compile(r"\s*(throughput|mean|p50|p90|p95|p99\.9|p99|max|errors)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
+_CONDITION = re.compile(
+    r"\s*(throughput|tokens|goodput|(?:(?:ttft|tpot)\.)?(?:mean|p50|p90|p95|p99\.9|p99|max)|errors)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*"
+)
 
 
 class Condition(NamedTuple):
@@ -83,7 +88,8 @@ def parse_condition(text: str) -> Condition:
     if found is None:
         raise UsageError(
             f"--fail-if: '{text}' is not a condition. One is a figure and a change, such as 'throughput<-5%' (it fell by more than 5 %) or "
-            f"'p99>10%'; there are {', '.join(FIGURES)}, and errors in percentage points"
+            f"'p99>10%'; there are {', '.join(FIGURES)}, errors in percentage points, and of event streams "
+            "tokens, goodput, ttft.p99 and tpot.p99"
         )
     limit = float(found[3]) / 100
     condition = Condition(found[1], found[2] == ">", limit, text.strip())
@@ -102,7 +108,12 @@ def compare(first: Results, second: Results, conditions: Sequence[Condition] = (
     if best is None and not pairs:
         raise UsageError("the two runs have no winners and no configuration and load in common, so there is nothing to compare")
     judged = [best] if best is not None and not every else [*([best] if best else []), *pairs]
-    wanted = [figure for figure in FIGURES if figure in SHOWN or any(condition.figure == figure for condition in conditions)]
+    named = {condition.figure for condition in conditions}
+    if named & STREAM.keys() and not all(_figure_is_known(figure, point) for figure in named for each in judged for point in each[2:]):
+        raise UsageError(f"--fail-if: {', '.join(sorted(named & STREAM.keys()))} is of event streams, which not both runs have measured")
+    wanted = [figure for figure in FIGURES if figure in SHOWN or figure in named]
+    if all(point.stream for each in [*judged, *pairs] for point in each[2:]):
+        wanted += [figure for figure in STREAM if figure in SHOWN_OF_STREAMS or figure in named]
     if any(condition.figure == "errors" for condition in conditions) or any(_failed(each[2]) or _failed(each[3]) for each in judged):
         wanted.append("errors")
     pairs_by_id = {id(each): Pair(each[0], each[1], [_change(figure, each[2], each[3]) for figure in wanted]) for each in [*judged, *pairs]}
@@ -170,10 +181,17 @@ def _figure(figure: str, point: Point) -> Figure:
         return point.throughput
     if figure == "p99":
         return point.p99_ms
-    if point.rounds:
-        return statistics.percentile_figure(point.counted, FIGURES[figure])
-    value = float(getattr(point.latency, FIGURES[figure]))
+    name = (FIGURES | STREAM)[figure]
+    if point.rounds and "ms" in name:
+        return statistics.percentile_figure(point.counted, name)
+    if "ms" not in name and (rates := [float(getattr(each.stream, name)) for each in point.counted if each.stream]):
+        return statistics.interval(rates)
+    value = point.times[name] if name in point.times else float(getattr(point.stream, name))
     return Figure(value=value, low=value, high=value)
+
+
+def _figure_is_known(figure: str, point: Point) -> bool:
+    return figure not in STREAM or (point.stream is not None and (figure != "goodput" or point.stream.goodput is not None))
 
 
 def _failed(point: Point) -> bool:
@@ -243,7 +261,7 @@ def _change_text(change: FigureChange) -> str:
     if change.figure == "errors":
         return f"{shown.share(change.first)} -> {shown.share(change.second)}"
     doubt = " (~)" if change.sure is False else ""
-    shown_figure = number if change.figure == "throughput" else milliseconds
+    shown_figure = number if change.figure in ("throughput", "tokens", "goodput") else milliseconds
     return f"{shown_figure(change.first)} -> {shown_figure(change.second)}  {_percent(change)}{doubt}"
 
 

@@ -50,7 +50,7 @@ def bound_cases(results: Results) -> list[JUnitCase]:
         failure = "nothing was measured" if point is None else f"no request was answered ({point.offered})"
         return [*cases, *(JUnitCase(group, bound.text, failure) for bound in bounds)]
     where = f"({shown.name(results.trials[at], results)}, {point.offered})"
-    broken = slo.broken(point.latency.model_dump(), point.error_rate)
+    broken = slo.broken(point.times, point.error_rate)
     cases += [JUnitCase(group, bound.text, f"{_exceeds(bound, point)} {where}" if bound in broken else None) for bound in bounds]
     if point.offered.mode == "open":
         behind = not point.holds and not broken
@@ -62,8 +62,10 @@ def bound_cases(results: Results) -> list[JUnitCase]:
 def _exceeds(bound: Bound, point: Point) -> str:
     if bound.figure == "errors":
         return f"{shown.share(point.error_rate)} of the requests failed, the bound is {shown.share(bound.limit)}"
+    if bound.figure not in point.times:
+        return f"{shown.word(bound.figure)} is not known, as the answers were no event streams"
     interval = f" {shown.margin(point.p99_ms)}".rstrip() if bound.figure == "p99_ms" else ""
-    value = milliseconds(float(getattr(point.latency, bound.figure)))
+    value = milliseconds(point.times[bound.figure])
     return f"{shown.word(bound.figure)} is {value}{interval}, the bound is {milliseconds(bound.limit)}"
 
 

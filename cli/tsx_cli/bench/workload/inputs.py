@@ -12,13 +12,15 @@ from pathlib import Path
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.limits import MIB
 from tsx_cli.bench.workload.payloads import MOST_BYTES, Payload, is_header, read_payloads
+from tsx_cli.bench.workload.prompts import Lengths, parse_lengths, prompts
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import archive_limits
 from tsx_runtime.recordings import SUFFIX
 from tsx_runtime.shared.content_types import guess_content_type
 
-KINDS = ("image", "png", "text", "json", "file")
+KINDS = ("image", "png", "text", "json", "file", "chat")
+PROMPT_TOKENS, ANSWER_TOKENS = "lognormal:64,0.6", "64"  # of prompts where nothing is said
 COUNT = 32  # different ones that are made up
 IMAGE_SHAPE = (3, 480, 640)
 FILE_SHAPE = (64 * 1024,)  # bytes
@@ -29,6 +31,7 @@ OF_HANDLERS = {
     "object_detector": "image",
     "dali_image_classifier": "image",
     "text_classifier": "text",
+    "huggingface_generation": "chat",
 }
 OF_CLASSES = {"ImageClassifier": "image", "ImageSegmenter": "image", "ObjectDetector": "image", "VisionHandler": "image"}
 OF_CLASSES |= {"TextClassifier": "text", "TextHandler": "text"}
@@ -49,9 +52,21 @@ def choose_payloads(
     count: int = COUNT,
     seed: int = 0,
     content_type: str | None = None,
+    prompt_tokens: str | None = None,
+    max_tokens: str | None = None,
 ) -> tuple[list[Payload], str]:
     """(payloads, where they are from, in words): what was given, else what `kind` says, else the archive's samples, else the files that
-    it is warmed up with, else made up for its handler. Raises CliError, UsageError, ArchiveError."""
+    it is warmed up with, else made up for its handler. `prompt_tokens`: prompts of such lengths; `max_tokens`: of the answers.
+
+    Raises CliError, UsageError, ArchiveError.
+    """
+    answers = parse_lengths(max_tokens or ANSWER_TOKENS, "--max-tokens")
+    if prompt_tokens is not None or kind == "chat":
+        if sources or shape is not None or kind not in (None, "chat"):
+            raise UsageError("--prompt-tokens makes prompts; leave --input, --input-kind and --input-shape out, or it")
+        return _prompts(prompt_tokens, answers, seed)
+    if max_tokens is not None:
+        raise UsageError("--max-tokens is for generated prompts: give --prompt-tokens as well; other inputs say it themselves")
     if content_type is not None and not is_header("content-type", content_type):
         raise UsageError(f"--content-type: '{content_type}' is not a content type; one looks like image/png")
     if sources:
@@ -67,13 +82,22 @@ def choose_payloads(
         if found := of_archive(inspection):
             return found
         kind = kind_of(inspection)
+    if kind == "chat":
+        return _prompts(None, answers, seed)
     if kind is None:
         raise UsageError(
             f"{archive or 'the model'} has no samples, and its input type is not known: give --input FILE, or --input-kind "
-            f"({', '.join(KINDS)}), or --input-shape 1,28,28 for rows of numbers; tsx archive includes the directory samples/"
+            f"({', '.join(KINDS)}), or --prompt-tokens 64 for text generation, "
+            "or --input-shape 1,28,28 for rows of numbers; tsx archive includes the directory samples/"
         )
     made = generated(kind, count, seed, shape)
     return made, f"generated: {len(made)} different {'images' if kind in ('image', 'png') else kind + ' requests'}"
+
+
+def _prompts(lengths: str | None, answers: Lengths, seed: int) -> tuple[list[Payload], str]:
+    known = lengths or PROMPT_TOKENS
+    made = prompts(parse_lengths(known, "--prompt-tokens"), answers, WORDS.split(), seed=seed)
+    return made, f"generated: {len(made)} different prompts of {known} words"
 
 
 def of_archive(inspection: Inspection) -> tuple[list[Payload], str] | None:
@@ -126,6 +150,8 @@ def generated(input_kind: str, count: int = COUNT, seed: int = 0, shape: Sequenc
     words of a text, bytes of a file. Raises UsageError."""
     if input_kind not in KINDS:
         raise UsageError(f"--input-kind: '{input_kind}' is unknown; choose one of {', '.join(KINDS)}")
+    if input_kind == "chat":
+        return _prompts(None, parse_lengths(ANSWER_TOKENS, "--max-tokens"), seed)[0][:count]
     size = 1
     for length in shape or ():
         size *= length

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -13,6 +14,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.common.server_address import ServerAddress, read_url
 
 GRPC = ("grpc", "kserve-v2-grpc")
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 BINARY_HEAD = "Inference-Header-Content-Length"  # of the Open Inference Protocol's binary tensors
 QUERY = "%=&+;,/?:@!$'()*~[]"  # what stays as it is
 
@@ -74,12 +76,33 @@ def _post(model: str, version: str | None, payload: Payload) -> EncodedRequest:
     return EncodedRequest("", payload.body, payload.content_type)
 
 
+def _openai(path: str, model: str, version: str | None, payload: Payload) -> EncodedRequest:
+    """Of a text, of Hugging Face's `{"inputs", "parameters"}` and of an OpenAI request, which keeps what it says but its model. It is
+    streamed, with `usage` at the end, unless it says otherwise."""
+    given = _json_of(payload)
+    body: dict[str, Any] = {**given} if isinstance(given, Mapping) else {"inputs": payload.body.decode("utf-8", "replace")}
+    if "inputs" in body:
+        text, own = body.pop("inputs"), body.pop("parameters", None) or {}
+        named = {"max_tokens" if name == "max_new_tokens" else name: value for name, value in own.items()}
+        body |= named | (
+            {"prompt": text}
+            if path == COMPLETIONS
+            else {"messages": text if isinstance(text, list) else [{"role": "user", "content": text}]}
+        )
+    body["model"] = f"{model}:{version}" if version else model
+    if body.setdefault("stream", True):
+        body.setdefault("stream_options", {"include_usage": True})
+    return EncodedRequest(path, _dumped(body), "application/json")
+
+
 FORMS: dict[str, Form] = {
     "tsx": _predictions,
     "torchserve": _predictions,
     "kserve-v1": _kserve_v1,
     "kserve-v2": _kserve_v2,
     "invocations": _invocations,
+    "openai-chat": partial(_openai, CHAT),
+    "openai-completions": partial(_openai, COMPLETIONS),
     "post": _post,
 }
 PROTOCOLS = (*FORMS, *GRPC)

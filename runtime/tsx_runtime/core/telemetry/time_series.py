@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from tsx_runtime.core.telemetry.generation import GenerationPoint, GenerationSnapshot, generation_between, read_generation
 from tsx_runtime.core.telemetry.histogram import quantile
 from tsx_runtime.core.telemetry.version_stats import Stats
 
@@ -44,6 +45,7 @@ class CounterSnapshot(NamedTuple):
     refused: int  # of the failed, those that no worker answered
     batches: int
     stages: tuple[float, ...]  # seconds: of all requests the total, the queue and the wait for a batch; of all batches the handler's steps
+    generation: GenerationSnapshot | None = None
 
 
 class SeriesPoint(NamedTuple):
@@ -58,6 +60,7 @@ class SeriesPoint(NamedTuple):
     refused: float = 0.0  # of the failures, those that no worker answered
     places: float = 0.0  # for requests, in the batches of that second; 0 where there are no batches
     stages: tuple[float, ...] | None = None  # mean seconds of a request: queue, batch, preprocess, inference, postprocess, other
+    generation: GenerationPoint | None = None  # of a model that generates text
 
 
 def read(stats: Stats, now: float) -> CounterSnapshot:
@@ -70,6 +73,7 @@ def read(stats: Stats, now: float) -> CounterSnapshot:
         stats.failed_refusals,
         stats.batches,
         tuple(each.sum for each in sums),
+        read_generation(stats.handler_metrics),
     )
 
 
@@ -88,6 +92,7 @@ def between(before: CounterSnapshot, after: CounterSnapshot, number: int, waitin
         round((after.refused - before.refused) / seconds, 2),
         round(batches * batch_places / seconds, 2),
         _stages(before.stages, after.stages, sum(latency), batches),
+        generation_between(before.generation, after.generation, seconds),
     )
 
 

@@ -13,7 +13,7 @@ from weakref import WeakSet
 from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, BatchAggregator
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes, oldest, times_of
 from tsx_runtime.core.telemetry.error_log import ErrorLog
-from tsx_runtime.core.telemetry.histogram import Durations, Exemplar
+from tsx_runtime.core.telemetry.histogram import SHOWN, Durations, Exemplar
 from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.recent_requests import RecentRequests, RequestRecord
 from tsx_runtime.errors import TsxError, is_failure
@@ -25,6 +25,7 @@ OTHERS = ""  # stands for the names of those beyond
 BATCH_SIZE_BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 VALUE_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)  # of handlers' histograms, as TorchServe's
+GENERATION = "tsx_generation_"  # the metrics of text generation: their histograms have the bounds of the server's own, as tokens take less
 
 T = TypeVar("T")
 
@@ -55,10 +56,11 @@ class Serving(Protocol):
 class HandlerMetric:
     """A metric that a handler reported. A gauge keeps the last value, a counter the sum, a histogram sum, count and buckets."""
 
-    __slots__ = ("buckets", "count", "last", "sum")
+    __slots__ = ("bounds", "buckets", "count", "last", "sum")
 
-    def __init__(self, kind: str = "gauge") -> None:
-        self.buckets = [0] * (len(VALUE_BOUNDS) + 1) if kind == "histogram" else []  # each for itself
+    def __init__(self, kind: str = "gauge", bounds: Sequence[float] = VALUE_BOUNDS) -> None:
+        self.bounds = bounds
+        self.buckets = [0] * (len(bounds) + 1) if kind == "histogram" else []  # each for itself
         self.last = 0.0
         self.sum = 0.0
         self.count = 0
@@ -68,7 +70,7 @@ class HandlerMetric:
         self.sum += value
         self.count += 1
         if self.buckets:
-            self.buckets[bisect_left(VALUE_BOUNDS, value)] += 1
+            self.buckets[bisect_left(self.bounds, value)] += 1
 
 
 class _Sum(Generic[T]):
@@ -231,7 +233,7 @@ class Stats:
         name = key[0]
         if self._label_sets[name] < MOST_LABEL_SETS and (name in self._label_sets or len(self._label_sets) < MOST_METRICS):
             self._label_sets[name] += 1
-            metric = self.handler_metrics[key] = HandlerMetric(key[1])
+            metric = self.handler_metrics[key] = HandlerMetric(key[1], SHOWN if name.startswith(GENERATION) else VALUE_BOUNDS)
             return metric
         shown = name if name in self._label_sets else OTHERS
         if not self.dropped_metrics[shown]:

@@ -39,7 +39,7 @@ class WorkerInstance:
         self.load_seconds: float | None = None  # with the start of its process, and of the fork server where it was the first
         self.model_seconds = 0.0  # of these, after the start
         self.device: str | None = None  # what the loaded model runs on, by its own account: cpu, cuda:0
-        self.input: str | None = None  # what the handler takes, where it says so: image, text, json, file
+        self.input: str | None = None  # what the handler takes, where it says so: image, text, json, file, chat
         self.example = False  # whether the handler's description has an example of a request
         self.form: str | None = None  # which of the configured `forms` the model has
         self.forms_passed_over: tuple[str, ...] = ()  # for each form before it, why it is not used

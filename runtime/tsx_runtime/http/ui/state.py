@@ -68,6 +68,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "url": version.url,
         "handler": version.handler,
         "input": input_of(version),
+        "huggingface": version.archive.manifest.data.get("huggingface"),
         "form": ", ".join(version.forms) or None,
         "formsPassedOver": version.forms_passed_over,
         "measured": None if version.measured is None else str(version.measured),

@@ -126,6 +126,7 @@ def test_only_one_whole_answer_that_leaves_the_connection_open_is_plain(name: by
     answer = OK.replace(b"content-length", name)
     assert _plain_ok(answer)
     assert not any(_plain_ok(answer[:end]) for end in range(len(answer)))
+    assert not _plain_ok(answer.replace(b"\r\n\r\n", b"\r\ncontent-type: text/event-stream\r\n\r\n"))  # its tokens are counted
     for other in (
         answer + b"H",
         answer.replace(b" 200 ", b" 500 "),
@@ -182,7 +183,7 @@ def test_the_warm_up_is_found_where_it_ends_and_rounds_go_together() -> None:
     accepted = array("f", [0.5] * 100 + [0.01] * (answers + 1 - 100))
     figures = {"start": 0.0, "marks": marks, "accepted": accepted, "refused": array("f"), "late": array("f"), "gaps": []}
     figures["numbers"] = array("I", [0] * len(accepted))
-    noted: Any = SimpleNamespace(**figures, unanswered=2, unsent=0, waited=0)
+    noted: Any = SimpleNamespace(**figures, streams=[], unanswered=2, unsent=0, waited=0)
     measured = account(plan(seconds=5.0, warm_up="auto"), noted, 0.1, 0.0)
     assert measured.warm_up_seconds == pytest.approx(1.0)
     assert measured.throughput == pytest.approx(1000)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsx_cli.bench.model.results import Figure, Latency, Round
+from tsx_cli.bench.model.parts import Latency
+from tsx_cli.bench.model.results import Figure, Round
 from tsx_cli.bench.model.statistics import (
     difference_of,
     enough,

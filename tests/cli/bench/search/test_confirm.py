@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.parts import Latency
 from tsx_cli.bench.model.points import confirmed_best, point_of, winner_of, with_round
-from tsx_cli.bench.model.results import Environment, Inputs, Latency, ModelInfo, OfferedLoad, Results, Round, Trial
+from tsx_cli.bench.model.results import Environment, Inputs, ModelInfo, OfferedLoad, Results, Round, Trial
 from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.search import budget
 from tsx_cli.bench.search.confirm import confirm

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from tsx_archiver import ModelConfig
 from tsx_archiver.metadata.slo import Slo
 from tsx_cli.bench.model.configuration import Configuration, parse_numbers
+from tsx_cli.bench.model.parts import Latency
 from tsx_cli.bench.model.points import best_point
 from tsx_cli.bench.model.predict import predict
-from tsx_cli.bench.model.results import OUT_OF_TIME, Accuracy, Curve, CurvePoint, Figure, Latency, OfferedLoad, Point, Round, Trial
+from tsx_cli.bench.model.results import OUT_OF_TIME, Accuracy, Curve, CurvePoint, Figure, OfferedLoad, Point, Round, Trial
 from tsx_cli.bench.model.simulate import simulate
 from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.search.forecast import State, outlook, ranking, undisturbed

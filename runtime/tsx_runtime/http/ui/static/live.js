@@ -67,7 +67,7 @@ function take(state) {
     for (const version of each.versions) {
       const key = `${each.name}/${version.version}`;
       const points = live.points.get(key) ?? [];
-      points.push(...version.points.map(([number, rate, failures, p50, p99, waiting, refused, places, stages]) => ({ number, rate, failures, p50, p99, waiting, refused, places, stages })));
+      points.push(...version.points.map(([number, rate, failures, p50, p99, waiting, refused, places, stages, generation]) => ({ number, rate, failures, p50, p99, waiting, refused, places, stages, generation })));
       kept.set(key, points.slice(-KEPT));
     }
   }

@@ -6,6 +6,7 @@ import { differences, formDialog } from "./dialog.js";
 import { cells, field, h, keyed, liveTable, say, show } from "./dom.js";
 import { batchFill, chip, errorShare, shareText, memoryText, pointsOf, pointsOfModel, spanOf, STAGES, stateTiles, workersText } from "./figures.js";
 import { bytes, duration, number, percent, since } from "./format.js";
+import { generationCharts } from "./generation.js";
 import { live, model as find } from "./live.js";
 import { act, ask } from "./talk.js";
 
@@ -29,6 +30,7 @@ export function overviewTab(name) {
   const queue = chart("Requests in the queue", number, { whole: true, least: 4 });
   const fill = chart("Batch fill", shareText);
   const charts = h("div", { class: "charts" }, [rate, latency, stages, errors, queue].map((each) => each.node));
+  const generation = generationCharts();
   const versions = h("div", { class: "versions" });
   const left = h("p", { class: "quiet", hidden: true });
   let wanted = null;
@@ -50,6 +52,7 @@ export function overviewTab(name) {
     errors.update(lines(errorShare), live.newest, span);
     queue.update(lines((point) => point.waiting), live.newest, span);
     fill.update(lines(batchFill), live.newest, span);
+    generation.update(model.name, drawn, span);
     const batches = model.versions.some((each) => each.limits.batch_size > 1);
     if (batches && fill.node.parentNode !== charts) charts.append(fill.node);
     else if (!batches) fill.node.remove();
@@ -58,7 +61,7 @@ export function overviewTab(name) {
   };
   return {
     node: h("div", {}, tiles.node, h("div", { class: "row spread" }, h("h2", {}, "Trends"), spans),
-      charts, left, h("h2", {}, "Versions"), versions),
+      charts, left, generation.node, h("h2", {}, "Versions"), versions),
     update(model, server) {
       newest = model;
       draw(model);

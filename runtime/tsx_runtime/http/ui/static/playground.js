@@ -3,6 +3,7 @@
 import { get, kept, path, saidBy, send, Unreachable } from "./api.js";
 import { fileOf, parsed, stages } from "./answer.js";
 import { answerView, raw } from "./answerview.js";
+import { chatPanel, generates } from "./chat.js";
 import { field, h, newId, say, show } from "./dom.js";
 import { exceptionOf } from "./errors.js";
 import { stagesList } from "./figures.js";
@@ -11,7 +12,7 @@ import { inputs, isReadable } from "./inputs.js";
 import { live, refresh } from "./live.js";
 import { sampleButtons } from "./samples.js";
 import { fileOf as fileOfRequest, isInline, snippets } from "./snippets.js";
-import { copyButton, firstLines } from "./talk.js";
+import { codeTabs, firstLines } from "./talk.js";
 
 const SHOWN_SOFAR = 20000; // characters: the end of a long one
 const KINDS = { image: "Image", text: "Text", json: "JSON", file: "File" };
@@ -19,9 +20,37 @@ const REMEMBERED = 12; // requests of the history
 const REPORTS = [400, 800, 1600]; // ms after which the server is asked for the traceback of a failure: workers report each half second
 
 const histories = new Map(); // entries by model, the newest first; see `run` of the answer
-const snippet = kept("localStorage", "tsx-snippet"); // the tab that was chosen last
 
+/** A conversation with a model that generates text, or single requests, which are all that other models have. */
 export function playgroundTab(name) {
+  const request = requestPanel(name), place = h("div", {}, request.node), group = newId();
+  let chat = null; // once it is known that the model generates text
+  const choose = (label) => {
+    radios[label].checked = true;
+    place.replaceChildren((label === "Chat" ? chat : request).node);
+  };
+  const radios = Object.fromEntries(["Chat", "Single request"].map((label) => [label, h("input", { type: "radio", name: group, value: label, onchange: () => choose(label) })]));
+  const choice = h("fieldset", { class: "segments", hidden: true }, h("legend", {}, "Playground"), Object.entries(radios).map(([label, radio]) => h("label", {}, radio, h("span", {}, label))));
+  return {
+    node: h("div", {}, choice, place),
+    update(model) {
+      if (!chat && model.versions.some(generates)) {
+        chat = chatPanel(name);
+        show(choice, true);
+        choose("Chat");
+      }
+      chat?.update(model);
+      request.update(model);
+    },
+    rest: request.rest,
+    close() {
+      chat?.close();
+      request.close();
+    },
+  };
+}
+
+function requestPanel(name) {
   const remembered = kept("localStorage", `tsx-input-${name}`);
   const versions = h("select");
   const hint = h("p", { class: "quiet small" });
@@ -112,8 +141,8 @@ export function playgroundTab(name) {
       }
       const asked = model.labels[versions.value] ?? (versions.value || model.default);
       const served = model.versions.find(({ version }) => version === asked);
-      say(hint, served?.input ? `Its handler takes ${{ image: "images", text: "text", json: "JSON", file: "files" }[served.input]}.` : "Its handler does not declare its input type; choose one.");
-      const wanted = served?.input ?? kind ?? "file";
+      say(hint, served?.input ? `Its handler takes ${{ image: "images", text: "text", json: "JSON", file: "files", chat: "prompts as JSON" }[served.input]}.` : "Its handler does not declare its input type; choose one.");
+      const wanted = served?.input === "chat" ? "json" : served?.input ?? kind ?? "file";
       if (!picked && wanted !== kind) choose(wanted);
     },
     rest: () => ways.image.close(),
@@ -283,26 +312,10 @@ export async function read(response, sofar) {
   }
 }
 
-/** The request as code, in tabs; the one that was chosen last is open. */
+/** The request as code, in tabs. */
 function repeat(request, saved) {
-  const found = snippets(request, live.state.server, location.hostname);
   const file = fileOfRequest(request);
-  const panels = found.map(([label, text]) => h("div", { class: "snippet", role: "tabpanel", id: newId(), "aria-label": label }, copyButton(() => text, `the line for ${label}`), h("pre", { tabindex: "0", "data-for": label }, text)));
-  const tabs = found.map(([label], place) => h("button", { type: "button", role: "tab", "aria-controls": panels[place].id, onclick: () => choose(place, true), onkeydown: (event) => {
-    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (step) tabs[choose((place + step + tabs.length) % tabs.length, true)].focus();
-  } }, label));
-  const choose = (place, asked) => {
-    if (asked) snippet.set(found[place][0]);
-    tabs.forEach((tab, at) => {
-      tab.setAttribute("aria-selected", String(at === place));
-      tab.tabIndex = at === place ? 0 : -1;
-      show(panels[at], at === place);
-    });
-    return place;
-  };
-  choose(Math.max(0, found.findIndex(([label]) => label === snippet.get())), false);
   return [h("h3", {}, "Code for this request"),
     saved && h("p", { class: "quiet" }, `This code reads ${file} from the current directory. `, h("a", { href: saved, download: request.name || file }, "Save it")),
-    h("div", { class: "snippets", role: "tablist", "aria-label": "Code for this request" }, tabs), ...panels].filter(Boolean);
+    ...codeTabs(snippets(request, live.state.server, location.hostname))].filter(Boolean);
 }

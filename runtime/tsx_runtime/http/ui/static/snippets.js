@@ -30,6 +30,23 @@ export function snippets(request, server, host) {
   return [["curl", curl(parts)], ...(socket ? [] : [["requests", requests(parts)], ["urllib", urllib(parts)]]), ...(request.later ? [] : [["tsx", tsx(parts, address)]])];
 }
 
+/** `body` is a request of OpenAI's API to `path`: for curl, and for Python's openai client. */
+export function chatSnippets(body, path, server, host) {
+  const { inference: address, inferenceToken: token } = server;
+  const socket = address.startsWith("unix:") ? address.replace(/^unix:(\/\/)?/, "") : null;
+  const url = socket ? "http://localhost" : reachable(address, host);
+  const line = curl({ socket, url, path, type: "application/json", token, inline: true, text: JSON.stringify(body) }).replace("curl ", "curl -N ");
+  return [["curl", line], ...(socket ? [] : [["openai", openai(body, path, url, token)]])];
+}
+
+function openai(body, path, url, token) {
+  const [method, text] = path.endsWith("chat/completions") ? ["chat.completions", "delta.content or \"\""] : ["completions", "text"];
+  const values = Object.entries(body).map(([key, value]) => `    ${key}=${value === true ? "True" : JSON.stringify(value)},`);
+  return [...(token ? ["import os", ""] : []), "from openai import OpenAI", "",
+    `client = OpenAI(base_url=${JSON.stringify(`${url}/v1`)}, api_key=${token ? "os.environ[\"TSX_INFERENCE_TOKEN\"]" : "\"none\""})`,
+    `stream = client.${method}.create(`, ...values, ")", "for event in stream:", `    print(event.choices[0].${text}, end="", flush=True)`].join("\n");
+}
+
 /** An address that listens everywhere is reached by the name that this page was reached by. */
 function reachable(address, host) {
   return address.replace(/\/\/(0\.0\.0\.0|\[::\])(?=[:/]|$)/, `//${host}`).replace(/\/$/, "");

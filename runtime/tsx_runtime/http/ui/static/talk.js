@@ -1,10 +1,11 @@
 // Dialogs with the user: notes, confirmations, the token; and actions that end with one of these.
 
-import { call, Refused, token } from "./api.js";
-import { field, h, newId } from "./dom.js";
+import { call, kept, Refused, token } from "./api.js";
+import { field, h, newId, show } from "./dom.js";
 import { refresh } from "./live.js";
 
 const SHORT = 6000; // ms that good news stays
+const snippet = kept("localStorage", "tsx-snippet"); // the tab of code that was chosen last
 
 /** A line at the lower edge; an error stays until it is put away. */
 export function note(text, bad = false) {
@@ -100,4 +101,24 @@ export function copyButton(text, label) {
     setTimeout(() => (button.textContent = "Copy"), 1500);
   } }, "Copy");
   return button;
+}
+
+/** `found`: `[label, text]` of each tab, of which the one that was chosen last is open. */
+export function codeTabs(found) {
+  const panels = found.map(([label, text]) => h("div", { class: "snippet", role: "tabpanel", id: newId(), "aria-label": label }, copyButton(() => text, `the line for ${label}`), h("pre", { tabindex: "0", "data-for": label }, text)));
+  const tabs = found.map(([label], place) => h("button", { type: "button", role: "tab", "aria-controls": panels[place].id, onclick: () => choose(place, true), onkeydown: (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (step) tabs[choose((place + step + tabs.length) % tabs.length, true)].focus();
+  } }, label));
+  const choose = (place, asked) => {
+    if (asked) snippet.set(found[place][0]);
+    tabs.forEach((tab, at) => {
+      tab.setAttribute("aria-selected", String(at === place));
+      tab.tabIndex = at === place ? 0 : -1;
+      show(panels[at], at === place);
+    });
+    return place;
+  };
+  choose(Math.max(0, found.findIndex(([label]) => label === snippet.get())), false);
+  return [h("div", { class: "snippets", role: "tablist", "aria-label": "Code for this request" }, tabs), ...panels];
 }

@@ -1,0 +1,222 @@
+"""Text generation beside `transformers serve` with its own continuous batching: tokens a second and time to the first token.
+
+    python benchmarks/generation_peers.py [--clients 1 8 32] [--seconds 6] [--rounds 3] [--hidden 256 --layers 4] [--leave 1000]
+
+Both serve the same small Llama on all cores, by OpenAI's chat completions as event streams, in turns; prompts of 4 to 60 words, 32 tokens
+each, greedily. Clients are connections of one process that read the events and keep the time of each. With --leave, so many clients of tsx
+then connect, read three tokens and leave, 50 at a time: the cache must be free again, and the memory of the worker flat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
+
+from benchmarks import machine
+from benchmarks.servers import clean_environment, free_ports, running, tsx
+from tests.support.language_models import tiny_llama
+
+TOKENS = 32
+AT_ONCE = 50  # of the clients that leave
+WORDS = [
+    "the",
+    "a",
+    "model",
+    "batch",
+    "token",
+    "server",
+    "time",
+    "python",
+    "text",
+    "wrap",
+    "line",
+    "string",
+    "beautiful",
+    "explicit",
+    "flat",
+]
+
+
+class Answer(NamedTuple):
+    """Of one request, in seconds."""
+
+    first: float  # until its first token
+    took: float
+    tokens: int
+
+
+class Peer(NamedTuple):
+    name: str
+    url: str
+    model: str
+
+
+def body_of(peer: Peer, number: int) -> bytes:
+    words = random.Random(number)
+    text = " ".join(words.choices(WORDS, k=words.randint(4, 60)))
+    order = {"model": peer.model, "messages": [{"role": "user", "content": text}], "max_tokens": TOKENS, "temperature": 0, "stream": True}
+    return json.dumps(order | {"stream_options": {"include_usage": True}}).encode()
+
+
+async def ask(peer: Peer, number: int, leave_after: int | None = None) -> Answer:
+    """One request on a connection of its own. Raises ValueError for an answer that is no stream of tokens."""
+    host = urlsplit(peer.url)
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection(host.hostname, host.port)
+    try:
+        body = body_of(peer, number)
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host.netloc}\r\ncontent-type: application/json\r\n"
+        writer.write(head.encode() + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        first, events, usage = 0.0, 0, None
+        while line := await reader.readline():
+            if not line.startswith(b"data: {"):
+                if line.startswith(b"HTTP/1.1") and b" 200 " not in line:
+                    raise ValueError(f"{peer.name}: {line!r} {(await reader.read(4096))!r}")
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise ValueError(f"{peer.name}: {event}")
+            usage = event.get("usage") or usage
+            if any(choice.get("delta", {}).get("content") for choice in event.get("choices", ())):
+                first = first or time.perf_counter() - began
+                events += 1
+                if events == leave_after:
+                    break
+        if not first:
+            raise ValueError(f"{peer.name}: no token came")
+        return Answer(first, time.perf_counter() - began, usage["completion_tokens"] if usage else events)
+    finally:
+        writer.close()
+
+
+async def load(peer: Peer, clients: int, seconds: float, failures: Counter[str] | None = None) -> list[Answer]:
+    """Closed loop: each client asks again once it is answered."""
+    end, numbers, answers = time.perf_counter() + seconds, count(), []
+
+    async def client() -> None:
+        while time.perf_counter() < end:
+            try:
+                answers.append(await ask(peer, next(numbers)))
+            except ValueError as error:
+                if failures is None:
+                    raise
+                failures[str(error)] += 1
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return answers
+
+
+@contextmanager
+def transformers_serve(model: Path, directory: Path) -> Iterator[Peer]:
+    (port,) = free_ports(1)
+    command = [
+        Path(sys.executable).with_name("transformers"),
+        "serve",
+        model,
+        "--continuous-batching",
+        "--device",
+        "cpu",
+        "--port",
+        str(port),
+    ]
+    with running([*command, "--host", "127.0.0.1"], directory, clean_environment(), "transformers serve"):
+        yield Peer("transformers serve", f"http://127.0.0.1:{port}", str(model))
+
+
+async def ready(peer: Peer) -> None:
+    """Answers, and is warm."""
+    for _ in range(240):
+        try:
+            await ask(peer, 0)
+            break
+        except (OSError, ValueError):
+            await asyncio.sleep(0.5)
+    await load(peer, 8, 2)
+
+
+def cache_use(metrics: str) -> dict[str, float]:
+    """The gauges of text generation, by name."""
+    text = urllib.request.urlopen(metrics + "/metrics", timeout=10).read().decode()
+    lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith("tsx_generation_") and "_bucket" not in line]
+    return {name.partition("{")[0]: float(value) for name, _, value in lines}
+
+
+async def leaving(peer: Peer, many: int, process: psutil.Process, management: str) -> None:
+    def memory() -> int:
+        return max(each.memory_info().rss for each in process.children(recursive=True))
+
+    async def batch(begin: int) -> None:
+        await asyncio.gather(*(ask(peer, begin + number, 3) for number in range(AT_ONCE)))
+
+    await batch(0)
+    before = memory()
+    for begin in range(0, many, AT_ONCE):
+        await batch(begin)
+    await asyncio.sleep(1.0)
+    after = memory()
+    await ask(peer, 0)
+    print(f"\n{many} clients read three tokens and left: worker {before / 2**20:.0f} -> {after / 2**20:.0f} MiB; {cache_use(management)}")
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--seconds", type=float, default=6)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--leave", type=int, default=0, help="clients that leave after three tokens")
+    options = parser.parse_args()
+    print(machine.describe())
+    noise = machine.Noise()
+    with tempfile.TemporaryDirectory() as made:
+        place = Path(made)
+        shape = {"hidden_size": options.hidden, "intermediate_size": 2 * options.hidden, "num_hidden_layers": options.layers}
+        model = tiny_llama(place / "llama", **shape, num_attention_heads=8, num_key_value_heads=4)
+        with tsx(place, model, disable_token_authorization=True) as server, transformers_serve(model, place) as other:
+            peers = [Peer("tsx", server.inference, "llama"), other]
+            for peer in peers:
+                await ready(peer)
+            failures: Counter[str] = Counter()
+            print("\n| clients | server | tokens/s | TTFT p50 ms | TTFT p99 ms | answers/s |\n|---|---|---|---|---|---|")
+            for clients in options.clients:
+                rounds: dict[str, list[tuple[float, ...]]] = {peer.name: [] for peer in peers}
+                for _ in range(options.rounds):
+                    noise.sample()
+                    for peer in peers:
+                        began = time.perf_counter()
+                        answers = await load(peer, clients, options.seconds, failures)
+                        took = time.perf_counter() - began
+                        firsts = sorted(1000 * each.first for each in answers)
+                        tail = firsts[min(len(firsts) - 1, len(firsts) * 99 // 100)]
+                        tokens = sum(each.tokens for each in answers) / took
+                        rounds[peer.name].append((tokens, statistics.median(firsts), tail, len(answers) / took))
+                for name, found in rounds.items():
+                    tokens, middle, tail, rate = (statistics.median(column) for column in zip(*found, strict=True))
+                    print(f"| {clients} | {name} | {tokens:,.0f} | {middle:.1f} | {tail:.1f} | {rate:.1f} |", flush=True)
+            if failures:
+                print(f"\nno answers: {dict(failures)}")
+            if options.leave:
+                management = psutil.Process(server.process.pid)
+                await leaving(peers[0], options.leave, management, server.management)
+    print(f"\n{noise}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

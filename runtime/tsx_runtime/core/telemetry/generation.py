@@ -1,0 +1,95 @@
+"""Text generation in the preceding second, from the metrics `tsx_generation_*` that a handler reports: for the charts of the web page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate
+from typing import NamedTuple
+
+from tsx_runtime.core.telemetry.histogram import SHOWN
+from tsx_runtime.core.telemetry.version_stats import GENERATION, HandlerMetric, MetricKey
+
+TIMES = ("time_to_first_token_seconds", "time_per_output_token_seconds")
+COUNTERS = ("prompt_tokens_total", "tokens_total")
+GAUGES = ("running_sequences", "waiting_sequences", "cache_use_ratio")
+
+
+class GenerationSnapshot(NamedTuple):
+    """The metrics at one moment, of all adapters and workers together; of the cache the fullest."""
+
+    buckets: tuple[tuple[int, ...], ...]  # of each of TIMES
+    counts: tuple[float, ...]  # of each of COUNTERS
+    running: float
+    waiting: float
+    cache_use: float
+
+
+class GenerationPoint(NamedTuple):
+    """Times are in seconds, None where no sequence told one; rates are tokens a second."""
+
+    ttft_p50: float | None
+    ttft_p99: float | None
+    tpot_p50: float | None
+    tpot_p99: float | None
+    prompt_tokens: float
+    tokens: float
+    running: float
+    waiting: float
+    cache_use: float  # from 0 to 1
+
+
+def read_generation(metrics: Mapping[MetricKey, HandlerMetric]) -> GenerationSnapshot | None:
+    """None for a model that generates no text."""
+    found: dict[str, list[HandlerMetric]] = {}
+    gauges: dict[str, dict[str, float]] = {}  # by worker: each has its own engine, which all adapters share
+    for (name, kind, _, dimensions), metric in metrics.items():
+        if not name.startswith(GENERATION):
+            continue
+        found.setdefault(name[len(GENERATION) :], []).append(metric)
+        if kind == "gauge":
+            workers, worker = gauges.setdefault(name[len(GENERATION) :], {}), dict(dimensions).get("worker", "")
+            workers[worker] = max(metric.last, workers.get(worker, 0.0))
+    if not found:
+        return None
+    none = (0,) * (len(SHOWN) + 1)
+    buckets = (tuple(map(sum, zip(none, *(each.buckets for each in found.get(name, ())), strict=True))) for name in TIMES)
+    counts = (sum(each.sum for each in found.get(name, ())) for name in COUNTERS)
+    running, waiting, cache_use = (list(gauges.get(name, {}).values()) for name in GAUGES)
+    return GenerationSnapshot(tuple(buckets), tuple(counts), sum(running), sum(waiting), max(cache_use, default=0.0))
+
+
+def generation_between(before: GenerationSnapshot | None, after: GenerationSnapshot | None, seconds: float) -> GenerationPoint | None:
+    if after is None:
+        return None
+    times, rates = after.buckets, after.counts
+    if before is not None:
+        pairs = zip(after.buckets, before.buckets, strict=True)
+        times = tuple(tuple(now - then for now, then in zip(*pair, strict=True)) for pair in pairs)
+        rates = tuple(now - then for now, then in zip(after.counts, before.counts, strict=True))
+    ttft, tpot = times
+    prompt_tokens, tokens = (round(rate / seconds, 2) for rate in rates)
+    return GenerationPoint(
+        quantile_within(ttft, 0.5),
+        quantile_within(ttft, 0.99),
+        quantile_within(tpot, 0.5),
+        quantile_within(tpot, 0.99),
+        prompt_tokens,
+        tokens,
+        after.running,
+        after.waiting,
+        round(after.cache_use, 4),
+    )
+
+
+def quantile_within(counts: Iterable[int], which: float) -> float | None:
+    """Of a histogram with the bounds SHOWN, evenly within a bucket, as histogram_quantile of Prometheus; beyond all bounds the last."""
+    found = list(counts)
+    total = sum(found)
+    if not total:
+        return None
+    rank, low = which * total, 0.0
+    for below, count, bound in zip(accumulate(found), found, SHOWN, strict=False):
+        if below >= rank:
+            return round(low + (bound - low) * (rank - below + count) / count, 6)
+        low = bound
+    return low

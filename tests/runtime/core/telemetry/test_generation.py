@@ -1,0 +1,69 @@
+"""What the charts of text generation show of a handler's metrics."""
+
+from __future__ import annotations
+
+import pytest
+
+from tsx_runtime.core.telemetry.generation import GenerationPoint, generation_between, quantile_within, read_generation
+from tsx_runtime.core.telemetry.histogram import SHOWN
+from tsx_runtime.core.telemetry.version_stats import Stats
+
+
+def report(stats: Stats, name: str, kind: str, value: float, adapter: str = "") -> None:
+    stats.add_handler_metrics(
+        [
+            {
+                "name": f"tsx_generation_{name}",
+                "type": kind,
+                "unit": "",
+                "value": value,
+                "dimensions": {"model_name": "m", "adapter": adapter},
+            }
+        ]
+    )
+
+
+def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
+    stats = Stats()
+    assert read_generation(stats.handler_metrics) is None
+    assert generation_between(None, None, 1.0) is None
+    report(stats, "time_to_first_token_seconds", "histogram", 9.0)
+    report(stats, "tokens_total", "counter", 1000)
+    before = read_generation(stats.handler_metrics)
+    for adapter in ("", "pirate"):
+        report(stats, "time_to_first_token_seconds", "histogram", 0.2, adapter)
+        report(stats, "tokens_total", "counter", 30, adapter)
+        report(stats, "prompt_tokens_total", "counter", 7, adapter)
+        report(stats, "running_sequences", "gauge", 2, adapter)
+        report(stats, "cache_use_ratio", "gauge", 0.25, adapter)
+    after = read_generation(stats.handler_metrics)
+    assert generation_between(before, after, 2.0) == GenerationPoint(
+        pytest.approx(0.175), pytest.approx(0.2485), None, None, prompt_tokens=7.0, tokens=30.0, running=2, waiting=0, cache_use=0.25
+    )
+    first = generation_between(None, after, 1.0)  # the metrics of a first answer are of that second
+    assert first is not None
+    assert first.tokens == 1060
+
+
+def test_each_worker_has_an_engine_that_its_adapters_share() -> None:
+    stats = Stats()
+    for worker, adapter, value in (("9000", "", 3), ("9000", "pirate", 3), ("9001", "", 2)):
+        labels = {"adapter": adapter, "worker": worker}
+        for name, part in (("running_sequences", value), ("cache_use_ratio", value / 10)):
+            stats.add_handler_metrics(
+                [{"name": f"tsx_generation_{name}", "type": "gauge", "unit": "", "value": part, "dimensions": labels}]
+            )
+    found = read_generation(stats.handler_metrics)
+    assert found is not None
+    assert (found.running, found.waiting, found.cache_use) == (5, 0, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("values", "which", "found"), [([0.004], 0.5, 0.00375), ([150.0], 0.99, 100.0), ([0.3, 0.3, 0.6], 0.5, 0.4375), ([], 0.5, None)]
+)
+def test_a_quantile_lies_evenly_in_its_bucket(values: list[float], which: float, found: float | None) -> None:
+    stats = Stats()
+    for value in values:
+        report(stats, "time_per_output_token_seconds", "histogram", value)
+    counts = next((metric.buckets for metric in stats.handler_metrics.values()), [0] * (len(SHOWN) + 1))
+    assert quantile_within(counts, which) == (None if found is None else pytest.approx(found))
