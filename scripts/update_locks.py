@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LOCKS = ROOT / "templates" / "tsx_templates" / "locks"
-EXTRAS = ("bench", "explain", "gpu", "grpc", "keystore", "lambda", "onnx", "openvino", "otel", "rules")
+EXTRAS = ("audio", "bench", "explain", "gpu", "grpc", "keystore", "lambda", "onnx", "openvino", "otel", "peft", "rules", "transformers")
 SBOM_TOOL = "cyclonedx-bom==7.5.0"
 OF_TORCH = re.compile(r"(torch|triton|nvidia-(?!ml-py=)[\w-]+|cuda-[\w-]+)==")
 HEAD = "# Made by scripts/update_locks.py: do not edit.\n"

@@ -54,7 +54,7 @@ def pretrained_spec(
     model = Pretrained(directory, list(_names(directory)))
     config = directory / DEFAULT_CONFIG if DEFAULT_CONFIG in model.names else None
     settings = None if config is None else load_model_config(config)[0].huggingface
-    chosen = model.task(task or (settings and settings.task))
+    chosen = model.task(task or (settings.task if settings else None))
     files = {f"{DIRECTORY}/{each}": directory / each for each in model.needed}
     title = name or model_name(source)
     named = handler or (GENERATION_HANDLER if chosen == GENERATION else HANDLER)
@@ -74,8 +74,8 @@ def pretrained_spec(
         notes.append(f"adapter {label}: {kind} of {base}")
     if pickles:
         notes.append(
-            f"note: {pickles[0]} is a pickle. Workers read only weights from it, and refuse it if it holds more, unless model-config.yaml "
-            "says weightsOnly: false. Save the model again to get safetensors"
+            f"note: {pickles[0]} is a pickle. Workers read nothing but weights from it, and refuse it if it holds more. "
+            "Save the model again to get safetensors"
         )
     if model.code:
         notes.append(

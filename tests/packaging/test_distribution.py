@@ -246,7 +246,10 @@ def locked(name: str) -> dict[str, str]:
     return {normal(each.name): str(each.specifier)[2:] for each in found if each.marker is None or each.marker.evaluate()}
 
 
-@pytest.mark.parametrize("extra", ["base", "bench", "explain", "gpu", "grpc", "keystore", "lambda", "onnx", "openvino", "otel", "rules"])
+LOCKED = "audio base bench explain gpu grpc keystore lambda onnx openvino otel peft rules transformers"
+
+
+@pytest.mark.parametrize("extra", LOCKED.split())
 def test_locks_hold_all_that_an_image_installs_at_the_versions_that_are_tested(extra: str) -> None:
     cuda = re.compile(r"torch$|nvidia-(?!ml-py)|cuda-|triton$")  # from torch's own index
     here = {**locked("base"), **locked(extra)}

@@ -53,6 +53,7 @@ _BY_END: Mapping[str, tuple[str, ...]] = {
     "SpeechEncoderDecoderModel": ("automatic-speech-recognition",),
     "ForAudioClassification": ("audio-classification",),
 }
+_TRANSLATION = re.compile(r"translation_[\w-]+_to_[\w-]+", re.ASCII)
 _SPEECH = ("whisper", "speech_to_text", "moonshine", "seamless_m4t", "seamless_m4t_v2")  # kinds of ForConditionalGeneration
 _HEARS = re.compile("wav2vec2|hubert|wavlm|unispeech|sew|data2vec-audio|audio-spectrogram|whisper")
 _TRANSLATES = ("m2m_100", "fsmt", "mbart", "nllb-moe")
@@ -91,7 +92,7 @@ def read_huggingface(value: Any) -> tuple[HuggingFaceConfig | None, str | None]:
         if name not in _KEYS:
             return None, f"{name} is not a known key{_meant(str(name), _KEYS)}; the known keys are {', '.join(_KEYS)}"
         chosen = ALIASES.get(given, given) if name == "task" and isinstance(given, str) else given
-        if name in _CHOICES and chosen not in _CHOICES[name]:
+        if name in _CHOICES and not (isinstance(chosen, str) and family(chosen) in _CHOICES[name]):
             return None, f"{name} must be one of {', '.join(_CHOICES[name])}{_meant(str(given), _CHOICES[name])}"
         if name == "maxSequences" and not (type(chosen) is int and 0 < chosen < 1 << 20):
             return None, "maxSequences must be a whole number, 1 or more"
@@ -175,7 +176,7 @@ class Pretrained:
         able = self._able()
         if asked is not None:
             task = checked_task(asked)
-            if able and task not in able:
+            if able and family(task) not in able:
                 raise CannotPack(f"{self.directory}: a {self.architecture} does {' or '.join(able)}, not {task}. Name one of these.")
             if asked == "chat" and not self.has_chat_template:
                 raise CannotPack(f"{self.directory} has no chat template, so it cannot chat. Use --task {GENERATION}, or save one with it.")
@@ -209,7 +210,7 @@ class Pretrained:
         if "text_config" in self.config and "vision_config" in self.config:
             return ("zero-shot-image-classification",)
         reads = any(file in self.names for file in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"))
-        return _EMBEDDINGS if reads and "preprocessor_config.json" not in self.names else ()
+        return (*_EMBEDDINGS, "text-ranking") if reads and "preprocessor_config.json" not in self.names else ()
 
     def _usual(self, able: tuple[str, ...]) -> str | None:
         kind = str(self.config.get("model_type", ""))
@@ -232,13 +233,27 @@ class Pretrained:
         with (self.directory / "README.md").open(encoding="utf-8", errors="replace") as card:
             head = card.read(1 << 16).split("\n---", 1)[0]
         found = _PIPELINE_TAG.search(head) if head.startswith("---") else None
-        return found[1] if found else None
+        return str(found[1]) if found else None
+
+
+def extras_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """The extras of tsx-serve without which an archive of this manifest cannot be served."""
+    facts = manifest.get(MANIFEST_KEY)
+    if not isinstance(facts, dict):
+        return ()
+    needs = {"transformers": True, "peft": facts.get("adapters"), "audio": facts.get("task") in AUDIO_TASKS}
+    return tuple(extra for extra, needed in needs.items() if needed)
+
+
+def family(task: str) -> str:
+    """`translation` of `translation_en_to_de`."""
+    return "translation" if _TRANSLATION.fullmatch(task) else task
 
 
 def checked_task(text: str) -> str:
     """Raises CannotPack."""
     task = ALIASES.get(text, text)
-    if task not in TASKS:
+    if family(task) not in TASKS:
         raise CannotPack(f"There is no task {text!r}{_meant(text, (*TASKS, *ALIASES))}. The tasks are {', '.join(TASKS)}.")
     return task
 
@@ -301,4 +316,4 @@ def _read_object(path: Path, *, most_bytes: int = 4 << 20, most_values: int = 50
 
 def _meant(word: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    return f" (did you mean {near[0]}?)" if near else ""

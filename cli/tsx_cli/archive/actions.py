@@ -25,7 +25,7 @@ from tsx_archiver.metadata.mlmodel import MANIFEST_KEY
 from tsx_archiver.storage.cache import Cache
 from tsx_cli.archive.huggingface import is_pretrained, name_of
 from tsx_cli.archive.mlflow import default_name, is_mlflow
-from tsx_cli.archive.model_file import kind_in_words
+from tsx_cli.archive.model_file import kind_in_words, kind_of_directory
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, pack
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import is_archive
@@ -91,7 +91,7 @@ def inspect(file: Path, as_json: bool) -> None:
     facts = [
         ("name", manifest.model_name),
         ("version", manifest.version),
-        ("kind", kind_in_words(inspection.model) if inspection.model else "code only"),
+        ("kind", kind_in_words(inspection.model) if inspection.model else kind_of_directory(manifest)),
         ("handler", manifest.handler or "none named"),
         ("mlflow", manifest.data.get(MANIFEST_KEY)),
         *((key, _in_words(value)) for key, value in (manifest.data.get(HUGGINGFACE_KEY) or {}).items()),

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tsx_archiver import BUILTIN_HANDLERS, DEFAULT_VERSION, ArchiveSpec, ModelFile, default_model_name, describe_model_file
+from tsx_archiver import BUILTIN_HANDLERS, DEFAULT_VERSION, ArchiveSpec, Manifest, ModelFile, default_model_name, describe_model_file
 from tsx_archiver.limits import human
+from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import INDEX_TO_NAME
@@ -85,6 +86,11 @@ def work_out(
 def kind_in_words(model: ModelFile) -> str:
     text = KINDS[model.kind]
     return text if model.detail in ("", text) else f"{text} ({model.detail})"
+
+
+def kind_of_directory(manifest: Manifest) -> str:
+    """Of a model that is no single file."""
+    return "Hugging Face model" if MANIFEST_KEY in manifest.data else "code only"
 
 
 def check(model: ModelFile, parts: HandlerFiles) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tsx_archiver import OpenArchive, inspect_archive, open_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE
+from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.session import model_info, new_directory
 from tsx_cli.bench.measure.environment import environment
@@ -94,6 +95,11 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
         open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive,
         tempfile.TemporaryDirectory() as place,
     ):
+        if MANIFEST_KEY in archive.manifest.data:
+            advice = "Set huggingface.dtype in model-config.yaml to bf16 or fp16 for a faster one"
+            raise UsageError(
+                f"{request.model} is a Hugging Face model, which tsx optimize builds no forms of: transformers runs it. {advice}"
+            )
         inputs = [Path(each) for each in options.inputs]
         if not inputs and of_archive(inspect_archive(archive.source, limits=settings.archive_limits())) is None:
             raise UsageError(f"name typical inputs, since made-up ones prove nothing: tsx optimize {request.model} --input DIR")

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tsx_archiver import describe_model_file
-from tsx_cli.archive.model_file import kind_in_words
+from tsx_cli.archive.model_file import kind_in_words, kind_of_directory
 from tsx_cli.common.curl import curl
 from tsx_cli.common.output import human, one_line, print_table
 from tsx_runtime.api.samples import has_example, sample_of, samples_of
@@ -105,7 +105,9 @@ def examples(started: RunningServer, settings: Settings) -> list[str]:
 
 def kind(version: ModelVersion) -> str:
     weights = version.archive.manifest.serialized_file
-    return kind_in_words(describe_model_file(version.archive.directory / weights)) if weights else "code only"
+    if weights is None:
+        return kind_of_directory(version.archive.manifest)
+    return kind_in_words(describe_model_file(version.archive.directory / weights))
 
 
 def devices(version: ModelVersion) -> str:

@@ -82,7 +82,7 @@ def download(model: HubModel, *, most: int, progress: Progress | None = None, st
         total = sum(sizes[name] for name in needed)
         if total > most:
             raise DownloadFailed(f"{model} has {total} bytes to fetch, and max_archive_size is {most}")
-        done = 0
+        done = sum(sizes[name] for name in needed if (directory / name).is_file())
 
         def count(size: int) -> None:
             nonlocal done
@@ -91,6 +91,7 @@ def download(model: HubModel, *, most: int, progress: Progress | None = None, st
                 progress(min(done, total), total)
 
         fetch([glob.escape(name) for name in needed], commit, _bar(count, stopped) if progress else None)
+        count(total - done)  # what another commit had already
     except ArchiveError as error:
         raise DownloadFailed(f"{model} cannot be served: {error.message}") from error
     except errors.GatedRepoError as error:

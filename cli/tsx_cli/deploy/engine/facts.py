@@ -13,6 +13,7 @@ from typing import Any
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.metadata.compile_settings import needs_compiler
 from tsx_archiver.metadata.forms import FORMS_FILE, LARGEST_FILE, FormRecord, InvalidForms, KeptForms, parse_forms
+from tsx_archiver.metadata.huggingface import extras_of
 from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
@@ -33,6 +34,7 @@ class Facts:
     region: str
     requirements: str = ""  # the text of the archive's requirements file, which an image that is built has installed
     compiles: str = ""  # which part of the archive has C++ compiled where it is served
+    extras: tuple[str, ...] = ()  # of tsx-serve, which the model needs whatever its form
     forms: tuple[FormRecord, ...] = ()  # those kept in the archive that a server tries, in this order
 
     @property
@@ -53,7 +55,8 @@ def look_at(archive: Path, *, image: str = "", region: str = "") -> tuple[Inspec
     text = requirements.decode("utf-8", "replace")
     forms = kept_forms(inspection)
     compiles = _compiles(inspection) or next((f"the form {form.name}" for form in forms if form.bound.get("compiles") is True), "")
-    return inspection, Facts(archive, sha256, manifest.model_name, manifest.version, image, "", region, text, compiles, forms)
+    extras = extras_of(manifest.data)
+    return inspection, Facts(archive, sha256, manifest.model_name, manifest.version, image, "", region, text, compiles, extras, forms)
 
 
 def kept_forms(inspection: Inspection) -> tuple[FormRecord, ...]:

@@ -60,7 +60,9 @@ def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
     runs_on = machine(spec) if spec.target in ("lambda", "sagemaker") else local.machine
     place = ImagePlatform(*_device(spec, local), runs_on)
     _check(spec, facts, place)
-    added = form_extras(facts.forms, place, set(_extras()) - set(spec.build.extras))
+    missing = set(_extras()) - set(spec.build.extras)
+    added = {extra: f"the form {name}" for extra, name in form_extras(facts.forms, place, missing).items()}
+    added |= {extra: "the model" for extra in facts.extras if extra in missing}
     files = _rendered(spec, facts, local, archive, list(copied), [*spec.build.extras, *sorted(added)])
     made_of = [files, stage, facts.sha256 if with_model else "", local.wheel_sha, runs_on]
     return Recipe(files, copied, stage, f"tsx-{digest(made_of, 12)}", runs_on, tuple(_notes(spec, facts, local, place, added)))
@@ -111,7 +113,7 @@ def _adds_compiler(spec: DeploySpec, facts: Facts) -> bool:
 
 def _notes(spec: DeploySpec, facts: Facts, local: Local, place: ImagePlatform, added: Mapping[str, str]) -> list[str]:
     notes = [local.base_note] if local.base_note else []
-    notes += [f"the image gets the extra {extra} of tsx-serve, which the form {name} needs" for extra, name in sorted(added.items())]
+    notes += [f"the image gets the extra {extra} of tsx-serve, which {what} needs" for extra, what in sorted(added.items())]
     notes += form_notes(facts.forms, place)
     if place.device == NEURON:
         notes.append(

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from tsx_archiver import ArchiveError, OpenArchive, plan_archive
+from tsx_archiver import BUILTIN_HANDLERS, ArchiveError, OpenArchive, plan_archive
 from tsx_archiver.limits import human
 from tsx_archiver.linking import open_linked
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
@@ -61,6 +61,8 @@ class Downloads:
         model = parse_hub(order.url)
         if trust is Trust.CLIENT:
             check_allowed(model, self._settings.allowed_urls)
+        if order.handler is not None and order.handler not in BUILTIN_HANDLERS:  # it could name code in the model's directory
+            raise BadRequest(f"The handler of {model} must be one that comes with tsx. For your own: tsx archive {model} --handler FILE.py.")
         archive = await self._call(partial(self._open_hub, model, progress), OpenArchive.close)
         commit = str(archive.manifest.data[MANIFEST_KEY]["revision"])
         return archive, replace(order, url=str(model._replace(revision=commit)))

@@ -29,6 +29,7 @@ logger = logging.getLogger("tsx.worker")
 BUILTIN = {
     "base_handler": "tsx_runtime.worker.handlers.base:BaseHandler",
     "dali_image_classifier": "tsx_runtime.worker.handlers.dali:DALIImageClassifier",
+    "huggingface": "tsx_runtime.worker.handlers.huggingface.handler:HuggingFaceHandler",
     "huggingface_generation": "tsx_runtime.worker.generation.handler:HuggingFaceGeneration",
     "image_classifier": "tsx_runtime.worker.handlers.image_classifier:ImageClassifier",
     "image_segmenter": "tsx_runtime.worker.handlers.image_segmenter:ImageSegmenter",

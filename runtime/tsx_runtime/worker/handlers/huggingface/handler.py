@@ -1,0 +1,144 @@
+"""The handler `huggingface`: a directory that `save_pretrained` wrote answers requests of Hugging Face's inference API, in batches."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from tsx_runtime.worker.exceptions import BadRows, InvalidInput, LoadError, in_words
+from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handlers.base import choose_device
+from tsx_runtime.worker.handlers.huggingface.answers import QuestionAnswering
+from tsx_runtime.worker.handlers.huggingface.classification import FillMask, TextClassification, TokenClassification, ZeroShotClassification
+from tsx_runtime.worker.handlers.huggingface.loading import KEY, Loaded, family, load
+from tsx_runtime.worker.handlers.huggingface.pipelines import IMAGES, ImageTask, ImageTextToText, SoundTask, SpeechRecognition
+from tsx_runtime.worker.handlers.huggingface.requests import read_body
+from tsx_runtime.worker.handlers.huggingface.sentences import Sentences, TextRanking
+from tsx_runtime.worker.handlers.huggingface.seq2seq import OUTPUTS, TextToText
+from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task
+
+TASKS: Mapping[str, Callable[[Loaded], Task]] = {
+    "audio-classification": SoundTask,
+    "automatic-speech-recognition": SpeechRecognition,
+    "feature-extraction": Sentences,
+    "fill-mask": FillMask,
+    "image-text-to-text": ImageTextToText,
+    "question-answering": QuestionAnswering,
+    "sentence-similarity": Sentences,
+    "text-classification": TextClassification,
+    "text-ranking": TextRanking,
+    "token-classification": TokenClassification,
+    "zero-shot-classification": ZeroShotClassification,
+    **dict.fromkeys(IMAGES, ImageTask),
+    **dict.fromkeys(OUTPUTS, TextToText),
+}
+OPENAI_PATHS = frozenset({"v1/embeddings", "v1/rerank", "rerank", "v1/audio/transcriptions"})
+WARM_UPS = 3  # requests; the first ones of a process set up what torch does only once
+_READ = "\0read"  # in a row: what `cost` has read of it
+
+logger = logging.getLogger("tsx.worker")
+
+
+class HuggingFaceHandler:
+    takes_raw_bodies = True
+
+    def __init__(self) -> None:
+        self.device: Any = None
+        self.task: Any = None
+        self.loaded: Any = None
+        self.input_kind = "json"
+        self.precision: str | None = None
+
+    def initialize(self, context: Context) -> None:
+        self.device = choose_device(context.system_properties.get("gpu_id"))
+        task = str((context.model_yaml_config.get(KEY) or {}).get("task") or (context.manifest.get(KEY) or {}).get("task") or "")
+        if family(task) not in TASKS:
+            known = ", ".join(sorted(TASKS))
+            raise LoadError(f"huggingface.task is {task!r}; the handler {KEY} has {known}. Name it with --task when packing.")
+        self.loaded = load(context, self.device)
+        self.precision = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(self.loaded.model.dtype)
+        kind = TASKS[family(task)]
+        if kind is TextRanking and type(self.loaded.model).__name__.endswith("Model"):
+            kind = Sentences
+        self.task = kind(self.loaded)
+        self.input_kind = self.task.input_kind
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """Raises LoadError where the model cannot answer at all."""
+        times = []
+        try:
+            for _ in range(WARM_UPS):
+                began = time.perf_counter()
+                with torch.inference_mode():
+                    self.task.answer([self.task.read(self.task.example())])
+                times.append(time.perf_counter() - began)
+        except Exception as error:  # whatever a model raises
+            raise LoadError(f"The model is loaded, but cannot answer a request of {self.loaded.task}: {in_words(error)}") from error
+        logger.info("warm: the first request took %.1f ms, the last %.1f ms", times[0] * 1000, times[-1] * 1000)
+
+    def handle(self, data: Any, context: Context) -> list[Any]:
+        if context.get_request_header(0, "describe") == "True":
+            return [self._described()]
+        requests: list[Request] = []
+        paths: list[str] = []
+        faults: dict[int, str] = {}
+        for position, row in enumerate(data):
+            path = str(context.get_request_header(position, "url_path") or "").strip("/")
+            paths.append(path if path in OPENAI_PATHS else "")
+            try:
+                requests.append(self._read_openai(row, path, context, position) if paths[-1] else self._read(row))
+            except InvalidInput as error:
+                faults[position] = error.message
+        if faults:
+            raise BadRows(faults)
+        with torch.inference_mode():
+            results: list[TaskResult] = self.task.answer(requests)
+        return [
+            self._openai_answer(path, data[position], result, context, position) if path else result.output
+            for position, (path, result) in enumerate(zip(paths, results, strict=True))
+        ]
+
+    def cost(self, row: Any) -> float:
+        """In tokens, or in inputs where the task reads no text."""
+        try:
+            request = self._read(row)
+        except InvalidInput:
+            return 0.0  # it is refused
+        if isinstance(row, dict):
+            row[_READ] = request
+        return float(self.task.cost(request))
+
+    def _read(self, row: Any) -> Request:
+        found: Request | None = row.get(_READ) if isinstance(row, Mapping) else None
+        return found if found is not None else self.task.read(read_body(row, self.task.fields, media=self.task.media))
+
+    def _read_openai(self, row: Any, path: str, context: Context, position: int) -> Request:
+        request: TaskRequest = _openai().read(path, context.get_all_request_header(position), row.get("body", row))
+        found: Request = self.task.read(request)
+        return found
+
+    def _openai_answer(self, path: str, row: Any, result: TaskResult, context: Context, position: int) -> Any:
+        context.set_response_content_type(position, "application/json")
+        return _openai().write(path, row.get("body", row), [result], context.model_name)
+
+    def _described(self) -> dict[str, Any]:
+        return {
+            "task": self.loaded.task,
+            "architecture": type(self.loaded.model).__name__,
+            "parameters": sorted(self.task.parameters),
+            "adapters": list(self.loaded.adapters.names),
+        }
+
+
+def _openai() -> Any:
+    try:
+        return importlib.import_module("tsx_runtime.worker.openai.tasks")
+    except ModuleNotFoundError as error:
+        raise InvalidInput("This server does not answer OpenAI's paths for this model.") from error

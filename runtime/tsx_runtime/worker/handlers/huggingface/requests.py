@@ -1,0 +1,211 @@
+"""Reads the body of a request of Hugging Face's inference API. https://huggingface.co/docs/inference-providers/tasks
+
+{"inputs": ..., "parameters": {...}}, the task's own fields (`question` and `context`, `query` and `texts`) without `inputs`,
+or the bytes of an image or a sound. Parameters may also stand beside `inputs`, as text-embeddings-inference has them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
+
+from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.generation.interface import TaskRequest
+
+Reader: TypeAlias = Callable[[Any], Any]  # gives the value; raises ValueError with what it must be
+
+JSON_STARTS = b'{["'  # no format of images or sounds begins so
+NO_PARAMETERS = frozenset({"inputs", "parameters", "options", "model"})  # `options` is for the hosted API's own cache and queue
+NESTED = ("generation_parameters", "generate_parameters", "generate_kwargs")  # three names of one thing in the API's history
+
+
+def read_body(row: Any, fields: Collection[str], *, media: bool) -> TaskRequest:
+    """`fields`: of the task's own shape; `media`: a body that is no JSON is a file, else a text. Raises InvalidInput."""
+    if not isinstance(row, Mapping):
+        return read_document(row, fields)
+    body = row.get("body", row.get("data"))
+    if body is None:
+        return _of_form(row, fields)
+    if isinstance(body, bytes | bytearray | memoryview):
+        return _of_bytes(bytes(body), fields, media)
+    return read_document(body, fields)
+
+
+def _of_bytes(body: bytes, fields: Collection[str], media: bool) -> TaskRequest:
+    start = body.lstrip()[:1]
+    if not start:
+        raise InvalidInput('The request has an empty body. Send JSON such as {"inputs": ...}.')
+    if start not in JSON_STARTS:
+        if media:
+            return TaskRequest(body, {})
+        try:
+            return TaskRequest(body.decode(), {})
+        except UnicodeDecodeError:
+            raise InvalidInput('The body is neither JSON nor text in UTF-8. Send JSON such as {"inputs": "..."}.') from None
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f'The body begins as JSON does, but cannot be read as JSON: {error}. Send {{"inputs": ...}}.') from None
+    return read_document(document, fields)
+
+
+def _of_form(row: Mapping[str, Any], fields: Collection[str]) -> TaskRequest:
+    """A file under `inputs`, `file`, `image` or `audio`, and `parameters` as JSON beside it."""
+    file = next((row[name] for name in ("inputs", "file", "image", "audio") if name in row), None)
+    if file is None:
+        if len(row) == 1 and next(iter(row)).startswith("{"):
+            raise InvalidInput("The body was sent as a form. Add the header `content-type: application/json`.")
+        raise InvalidInput(f"The form has no field `inputs`, but {', '.join(map(repr, row)) or 'none'}.")
+    given = row.get("parameters", b"{}")
+    try:
+        parameters = json.loads(bytes(given))
+    except (ValueError, RecursionError, TypeError) as error:
+        raise InvalidInput(f"The field `parameters` of the form is not JSON: {error}.") from None
+    return read_document({"inputs": bytes(file), "parameters": parameters}, fields)
+
+
+def read_document(document: Any, fields: Collection[str]) -> TaskRequest:
+    if not isinstance(document, Mapping):
+        return TaskRequest(document, {})
+    inputs = document.get("inputs")
+    if inputs is None:
+        inputs = {name: document[name] for name in fields if name in document} or None
+    if inputs is None:
+        wanted = f" or {', '.join(sorted(fields))}" if fields else ""
+        raise InvalidInput(f"The request has no `inputs`{wanted}, but {', '.join(map(repr, document)) or 'nothing'}.")
+    parameters = document.get("parameters")
+    if parameters is not None and not isinstance(parameters, Mapping):
+        raise InvalidInput(f"`parameters` is a {_kind(parameters)}; it must be an object.")
+    beside = {name: value for name, value in document.items() if name not in NO_PARAMETERS and name not in fields}
+    return TaskRequest(inputs, {name: value for name, value in {**beside, **(parameters or {})}.items() if value is not None})
+
+
+def read_parameters(given: Mapping[str, Any], known: Mapping[str, Reader], task: str) -> dict[str, Any]:
+    """Raises InvalidInput for one that the task does not have, or a value that it cannot take."""
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in NESTED and "max_new_tokens" in known:
+            if not isinstance(value, Mapping):
+                raise InvalidInput(f"The parameter {name!r} is a {_kind(value)}; it must be an object.")
+            inner = {key: each for key, each in value.items() if each is not None and key not in NESTED}
+            values |= read_parameters(inner, known, task)
+            continue
+        if name not in known:
+            takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+            raise InvalidInput(f"{task} has no parameter {name!r}; {takes}.")
+        try:
+            values[name] = known[name](value)
+        except ValueError as error:
+            raise InvalidInput(f"The parameter {name!r} is {_shown(value)}; it must be {error}.") from None
+    return values
+
+
+def _kind(value: Any) -> str:
+    return {dict: "object", list: "list", str: "string", bool: "boolean"}.get(type(value), "number")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+# Readers
+
+
+def whole(least: int = 1, most: int = 1 << 31) -> Reader:
+    def read(value: Any) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+            return value
+        raise ValueError(f"a whole number from {least} to {most}")
+
+    return read
+
+
+def number(least: float, most: float) -> Reader:
+    def read(value: Any) -> float:
+        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
+            return value
+        raise ValueError(f"a number from {least} to {most}")
+
+    return read
+
+
+def flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise ValueError("true or false")
+
+
+def one_of(*choices: Any) -> Reader:
+    def read(value: Any) -> Any:
+        if any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
+            return value
+        raise ValueError(f"one of {', '.join(map(str, choices))}")
+
+    return read
+
+
+def string(value: Any) -> str:
+    if isinstance(value, str) and value:
+        return value
+    raise ValueError("a string")
+
+
+def strings(value: Any) -> list[str]:
+    if isinstance(value, list) and value and all(isinstance(each, str) and each for each in value):
+        return value
+    raise ValueError("a list of strings")
+
+
+def labels(value: Any) -> list[str]:
+    """A list, or one string with commas, as transformers takes them too."""
+    if isinstance(value, str):
+        value = [label.strip() for label in value.split(",") if label.strip()]
+    try:
+        return strings(value)
+    except ValueError:
+        raise ValueError("a list of labels") from None
+
+
+def template(value: Any) -> str:
+    """Not more of Python's format language than `{}`: a width in it would fill the memory."""
+    if isinstance(value, str) and value.count("{}") == 1 and not set(value.replace("{}", "")) & set("{}"):
+        return value
+    raise ValueError("a string with {} in the place of the label")
+
+
+truncation = one_of(True, False, "do_not_truncate", "longest_first", "only_first", "only_second")
+FUNCTION: Mapping[str, Reader] = {"function_to_apply": one_of("sigmoid", "softmax", "none"), "top_k": whole()}
+
+
+def check_generation(parameters: Mapping[str, Any], model: Any) -> None:
+    """Raises InvalidInput for what `generate` refuses."""
+    wanted = parameters.get("num_return_sequences", 1)
+    beams = parameters.get("num_beams") or model.generation_config.num_beams or 1
+    if wanted > 1 and wanted > beams and not parameters.get("do_sample"):
+        raise InvalidInput(f"num_return_sequences is {wanted}: that takes as many num_beams, or do_sample.")
+
+
+def generation(most: int) -> dict[str, Reader]:
+    """How `generate` of transformers continues a sequence, of at most so many tokens."""
+    return {
+        "do_sample": flag,
+        "early_stopping": one_of(True, False, "never"),
+        "epsilon_cutoff": number(0, 1),
+        "eta_cutoff": number(0, 1),
+        "length_penalty": number(-10, 10),
+        "max_length": whole(1, most),
+        "max_new_tokens": whole(1, most),
+        "min_length": whole(0, most),
+        "min_new_tokens": whole(0, most),
+        "no_repeat_ngram_size": whole(0, 100),
+        "num_beams": whole(1, 16),
+        "num_return_sequences": whole(1, 16),
+        "repetition_penalty": number(0.01, 100),
+        "temperature": number(0.01, 100),
+        "top_k": whole(0),
+        "top_p": number(0.0001, 1),
+        "typical_p": number(0.0001, 1),
+        "use_cache": flag,
+    }

@@ -1,0 +1,124 @@
+"""Vectors of texts, how alike sentences are, and texts in the order of how well they answer a query."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.generation.interface import TaskRequest
+from tsx_runtime.worker.handlers.huggingface import requests as read
+from tsx_runtime.worker.handlers.huggingface.loading import Loaded
+from tsx_runtime.worker.handlers.huggingface.pooling import read_layout
+from tsx_runtime.worker.handlers.huggingface.requests import Reader
+from tsx_runtime.worker.handlers.huggingface.tasks import Request
+from tsx_runtime.worker.handlers.huggingface.texts import Encoding, TextRow, TextTask
+
+LIKENESS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cosine": lambda one, others: nn.functional.cosine_similarity(one[None], others),
+    "dot": lambda one, others: others @ one,
+    "euclidean": lambda one, others: -torch.linalg.vector_norm(others - one, dim=-1),
+    "manhattan": lambda one, others: -(others - one).abs().sum(dim=-1),
+}
+PAIRS = (("source_sentence", "sentences"), ("query", "texts"))
+RANKING: Mapping[str, Reader] = {"raw_scores": read.flag, "return_text": read.flag, "top_n": read.whole(), "truncate": read.flag}
+
+
+class Sentences(TextTask):
+    """A text, or a list of them: vectors. `source_sentence` and `sentences`: likenesses. `query` and `texts`: a ranking."""
+
+    fields = frozenset(name for pair in PAIRS for name in pair)
+    parameters: Mapping[str, Reader] = {
+        **RANKING,
+        "dimensions": read.whole(),
+        "encoding_format": read.one_of("float"),
+        "normalize": read.flag,
+        "prompt_name": read.string,
+        "truncation": read.truncation,
+    }
+
+    def __init__(self, loaded: Loaded) -> None:
+        super().__init__(loaded)
+        self.layout = read_layout(loaded.directory, loaded.device)
+        self.tokenizer.model_max_length = min(self.layout.most_tokens or 1 << 40, self.tokenizer.model_max_length)
+        self._pools = loaded.task != "feature-extraction" or (loaded.directory / "modules.json").is_file()
+
+    def listed(self, inputs: Any) -> tuple[list[Any], bool]:
+        for one, others in PAIRS:
+            if isinstance(inputs, dict) and set(inputs) == {one, others} and isinstance(inputs[others], list) and inputs[others]:
+                return [inputs[one], *inputs[others]], False
+        return super().listed(inputs)
+
+    def read(self, request: TaskRequest) -> Request:
+        found = super().read(request)
+        if isinstance(request.inputs, dict):
+            found.parameters["kind"] = "query" if "query" in request.inputs else "source_sentence"
+        name, prompts = found.parameters.get("prompt_name"), self.layout.prompts
+        if name is not None and name not in prompts:
+            raise InvalidInput(f"The model has no prompt {name!r}; it has {', '.join(prompts) or 'none'}.")
+        return found
+
+    def rows(self, position: int, request: Request) -> list[TextRow]:
+        cut = request.parameters.get("truncation", request.parameters.get("truncate", self._pools))
+        prompt = self.layout.prompts.get(request.parameters.get("prompt_name", self.layout.default_prompt) or "", "")
+        texts = [prompt + text for text in request.inputs]
+        return [TextRow(position, text.lower() if self.layout.lower else text, None, cut) for text in texts]
+
+    def key(self, request: Request) -> Hashable:
+        """Whether the tokens of a row are pooled."""
+        return self._pools or bool({"kind", "normalize", "dimensions"} & request.parameters.keys())
+
+    def forward(self, key: Any, inputs: dict[str, torch.Tensor], lengths: list[int]) -> Sequence[Any]:
+        tokens = self.loaded.model(**inputs)[0]
+        if key:
+            return list(self.layout.vectors(tokens, inputs["attention_mask"]).cpu())
+        return [row[None, :length] for row, length in zip(tokens.float().cpu(), lengths, strict=True)]  # as transformers' pipeline
+
+    def output(self, request: Request, encodings: list[Encoding], results: list[Any]) -> Any:
+        parameters = request.parameters
+        if "kind" in parameters:
+            scores: list[float] = LIKENESS[self.layout.similarity](results[0], torch.stack(results[1:])).tolist()
+            return scores if parameters["kind"] == "source_sentence" else ranked(scores, request.inputs[1:], parameters)
+        if parameters.keys() & {"dimensions", "normalize"}:
+            vectors = torch.stack(results)[:, : parameters.get("dimensions")]
+            results = list(nn.functional.normalize(vectors, dim=-1) if parameters.get("normalize", self.layout.normalizes) else vectors)
+        return request.shaped([each.tolist() for each in results])
+
+
+class TextRanking(TextTask):
+    """A model that reads query and text together (a cross-encoder)."""
+
+    fields = frozenset(PAIRS[1])
+    parameters = RANKING
+
+    def listed(self, inputs: Any) -> tuple[list[Any], bool]:
+        if isinstance(inputs, dict) and set(inputs) == self.fields and isinstance(inputs["texts"], list) and inputs["texts"]:
+            return [inputs["query"], *inputs["texts"]], False
+        raise InvalidInput('`inputs` must be {"query": "...", "texts": ["...", ...]}.')
+
+    def rows(self, position: int, request: Request) -> list[TextRow]:
+        query, *texts = request.inputs
+        return [TextRow(position, query, text, request.parameters.get("truncate", True)) for text in texts]
+
+    def output(self, request: Request, encodings: list[Encoding], results: list[Any]) -> Any:
+        """Of one label a probability, as sentence-transformers has it by default; of several that of the last."""
+        logits, raw = torch.stack(results), request.parameters.get("raw_scores", False)
+        said = getattr(self.loaded.model.config, "sentence_transformers", None) or {}
+        if not raw and logits.shape[-1] > 1:
+            logits = logits.softmax(dim=-1)
+        elif not raw and not str(said.get("activation_fn", "")).endswith("Identity"):
+            logits = logits.sigmoid()
+        return ranked(logits[:, -1].tolist(), request.inputs[1:], request.parameters)
+
+    def example(self) -> TaskRequest:
+        return TaskRequest({"query": "What is fast?", "texts": ["The first request is as fast as the tenth.", "Warm-up"]}, {})
+
+
+def ranked(scores: list[float], texts: list[str], parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """As text-embeddings-inference answers: the best first, each with the index that its text had."""
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: parameters.get("top_n")]
+    text = parameters.get("return_text", False)
+    return [{"index": index, "score": scores[index]} | ({"text": texts[index]} if text else {}) for index in order]

@@ -1,0 +1,229 @@
+"""Directories of Hugging Face: their task, the files that are packed, adapters, and the block of model-config.yaml."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tsx_archiver import parse_model_config
+from tsx_archiver.errors import CannotPack
+from tsx_archiver.metadata.huggingface import TASKS, HuggingFaceConfig, Pretrained, extras_of, is_huggingface, needed_files
+from tsx_archiver.pretrained import pretrained_spec
+
+TOKENIZER = {"tokenizer.json": "{}"}
+
+
+def saved(place: Path, config: dict[str, Any], **files: str) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    for name, text in {"config.json": json.dumps(config), "model.safetensors": "weights", **files}.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(text)
+    return place
+
+
+def task_of(place: Path, config: dict[str, Any], task: str | None = None, **files: str) -> str:
+    spec, _ = pretrained_spec(saved(place, config, **files), source="m", task=task)
+    return str(spec.extra_manifest["huggingface"]["task"])
+
+
+def of(architecture: str, **more: Any) -> dict[str, Any]:
+    return {"architectures": [architecture], **more}
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [
+        (of("BertForSequenceClassification"), "text-classification"),
+        (of("BartForSequenceClassification", id2label={"0": "contradiction", "1": "ENTAILMENT"}), "zero-shot-classification"),
+        (of("BertForSequenceClassification", id2label={"0": "LABEL_0"}), "text-ranking"),
+        (of("Wav2Vec2ForSequenceClassification", model_type="wav2vec2"), "audio-classification"),
+        (of("BertForTokenClassification"), "token-classification"),
+        (of("DistilBertForQuestionAnswering"), "question-answering"),
+        (of("RobertaForMaskedLM"), "fill-mask"),
+        (of("PegasusForConditionalGeneration", model_type="pegasus"), "summarization"),
+        (of("BartForConditionalGeneration", task_specific_params={"summarization": {}}), "summarization"),
+        (of("MarianMTModel"), "translation"),
+        (of("M2M100ForConditionalGeneration", model_type="m2m_100"), "translation"),
+        (of("BertModel"), "feature-extraction"),
+        (of("ViTForImageClassification"), "image-classification"),
+        (of("SegformerForSemanticSegmentation"), "image-segmentation"),
+        (of("DetrForSegmentation"), "image-segmentation"),
+        (of("DetrForObjectDetection"), "object-detection"),
+        (of("DPTForDepthEstimation"), "depth-estimation"),
+        (of("CLIPModel", text_config={}, vision_config={}), "zero-shot-image-classification"),
+        (of("WhisperForConditionalGeneration", model_type="whisper"), "automatic-speech-recognition"),
+        (of("Wav2Vec2ForCTC"), "automatic-speech-recognition"),
+        (of("ASTForAudioClassification"), "audio-classification"),
+        (of("LlamaForCausalLM"), "text-generation"),
+        (of("GPT2LMHeadModel"), "text-generation"),
+        (of("LlavaForConditionalGeneration", vision_config={}), "image-text-to-text"),
+    ],
+    ids=lambda value: value["architectures"][0] if isinstance(value, dict) else value,
+)
+def test_the_architecture_tells_the_task(tmp_path: Path, config: dict[str, Any], task: str) -> None:
+    assert task_of(tmp_path, config, **TOKENIZER) == task
+
+
+def test_every_task_comes_with_a_request_to_try_it(tmp_path: Path) -> None:
+    for task in TASKS:
+        spec, _ = pretrained_spec(saved(tmp_path, {"model_type": "own"}), source="m", task=task)
+        (name, content) = next(iter(spec.contents.items()))
+        assert name.startswith("samples/example.")
+        assert content
+
+
+def test_the_layout_and_the_model_card_say_more_than_the_architecture(tmp_path: Path) -> None:
+    assert task_of(tmp_path / "a", of("Qwen3ForCausalLM"), **{"modules.json": "[]"}) == "feature-extraction"
+    card = "---\nlicense: mit\npipeline_tag: text-classification\n---\npipeline_tag: fill-mask\n"
+    config = of("BertForSequenceClassification", id2label={"0": "entailment"})
+    assert task_of(tmp_path / "b", config, **{"README.md": card}) == "text-classification"
+    assert (
+        task_of(tmp_path / "c", of("BertForMaskedLM"), **{"README.md": "---\npipeline_tag: sentence-similarity\n---\n"})
+        == "feature-extraction"
+    )
+    assert task_of(tmp_path / "d", config, **{"README.md": "---\npipeline_tag: depth-estimation\n---\n"}) == "zero-shot-classification"
+    assert (
+        task_of(tmp_path / "e", of("LlamaForCausalLM"), **{"model-config.yaml": "huggingface: {task: feature-extraction}"})
+        == "feature-extraction"
+    )
+
+
+def test_what_does_not_tell_its_task_lists_those_that_may_be_named(tmp_path: Path) -> None:
+    place = saved(tmp_path, of("T5ForConditionalGeneration", model_type="t5"))
+    with pytest.raises(CannotPack, match=r"T5ForConditionalGeneration, which .* --task, which is one of summarization, translation\."):
+        pretrained_spec(place, source="m")
+    for config in (of("ViTModel"), of("OwlViTForObjectDetection", text_config={}), {"model_type": "own"}):
+        with pytest.raises(CannotPack, match=r"which does not tell its task\. Name it .*text-classification, .*text-generation, "):
+            pretrained_spec(saved(tmp_path, config), source="m")
+
+
+def test_a_task_that_is_named_must_be_one_that_the_model_does(tmp_path: Path) -> None:
+    assert task_of(tmp_path, of("T5ForConditionalGeneration"), "translation_en_to_de") == "translation_en_to_de"
+    assert task_of(tmp_path, of("BertForSequenceClassification"), "rerank") == "text-ranking"
+    with pytest.raises(CannotPack, match=r"a BertForSequenceClassification does text-classification or .*, not fill-mask"):
+        task_of(tmp_path, of("BertForSequenceClassification"), "fill-mask")
+    with pytest.raises(CannotPack, match=r"no task 'fill-mash' \(did you mean fill-mask\?\)\. The tasks are text-classification, "):
+        task_of(tmp_path, of("BertForMaskedLM"), "fill-mash")
+    with pytest.raises(CannotPack, match="has no chat template, so it cannot chat"):
+        task_of(tmp_path, of("LlamaForCausalLM"), "chat")
+    spec, notes = pretrained_spec(saved(tmp_path, of("LlamaForCausalLM"), **{"chat_template.jinja": "x"}), source="m", task="chat")
+    assert spec.handler == "huggingface_generation"
+    assert spec.extra_manifest["huggingface"]["chat"] is True
+    assert notes[0] == "m: Hugging Face model, LlamaForCausalLM, task text-generation with a chat template"
+
+
+def test_only_what_serving_needs_is_packed() -> None:
+    kept = ["1_Pooling/config.json", "config.json", "model.safetensors", "modeling_own.py", "sub/own.py", "tokenizer.json", "vocab.txt"]
+    left = [
+        "pytorch_model.bin",
+        "tf_model.h5",
+        "onnx/model.onnx",
+        "onnx/config.json",
+        ".git/config.json",
+        "training_args.bin",
+        "trainer_state.json",
+    ]
+    left += ["checkpoint-5/model.safetensors", "optimizer.pt", "model.fp16.safetensors"]
+    assert needed_files([*left, *kept], (), "m") == kept
+    assert needed_files(["config.json", "pytorch_model.bin"], (), "m") == ["config.json", "pytorch_model.bin"]
+    with pytest.raises(CannotPack, match=r"m has no weights that are served \(it has model\.gguf\)"):
+        needed_files(["config.json", "model.gguf"], (), "m")
+
+
+def test_an_index_says_which_files_have_the_weights(tmp_path: Path) -> None:
+    index = json.dumps({"weight_map": {"a": "part-1.safetensors", "b": "part-2.safetensors"}})
+    place = saved(
+        tmp_path, of("LlamaForCausalLM"), **{"model.safetensors.index.json": index, "part-1.safetensors": "x", "pytorch_model.bin": "x"}
+    )
+    (place / "model.safetensors").unlink()
+    model = Pretrained(place, ["config.json", "model.safetensors.index.json", "part-1.safetensors", "pytorch_model.bin"])
+    with pytest.raises(CannotPack, match=r"lacks weights that model.safetensors.index.json names: part-2.safetensors\. Download"):
+        _ = model.needed
+    complete = Pretrained(place, [*model.names, "part-2.safetensors", "pytorch_model.bin.index.json"])
+    assert complete.needed == ["config.json", "model.safetensors.index.json", "part-1.safetensors", "part-2.safetensors"]
+
+
+def test_pickles_and_code_are_remarked_on(tmp_path: Path) -> None:
+    place = saved(tmp_path, of("LlamaForCausalLM"), **{"pytorch_model.bin": "x", "modeling_own.py": "x"})
+    (place / "model.safetensors").unlink()
+    _, notes = pretrained_spec(place, source="m")
+    assert [note for note in notes if note.startswith("note: pytorch_model.bin is a pickle. Workers read nothing but weights from it")]
+    assert [
+        note
+        for note in notes
+        if note.startswith("note: modeling_own.py is code of the model's author. It runs only with --trust-remote-code")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"config.json": '{"model_type": "bert"}'}, True),
+        ({"adapter_config.json": "{}"}, True),
+        ({"config.json": '{"learning_rate": 1}'}, False),
+        ({"config.json": "{}{"}, False),
+        ({"config.json": '{"model_type": "bert"}', "MAR-INF/MANIFEST.json": "{}"}, False),
+    ],
+)
+def test_a_directory_of_hugging_face_is_known_by_its_config(tmp_path: Path, files: dict[str, str], found: bool) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert is_huggingface(tmp_path) is found
+
+
+def test_an_adapter_is_checked_and_its_base_named(tmp_path: Path) -> None:
+    base, lora = saved(tmp_path / "base", of("LlamaForCausalLM")), tmp_path / "lora"
+    lora.mkdir()
+    with pytest.raises(CannotPack, match=r"lora is no PEFT adapter: it has no adapter_config\.json"):
+        pretrained_spec(base, source="m", adapters={"a": lora})
+    (lora / "adapter_config.json").write_text("{}")
+    with pytest.raises(CannotPack, match="describes no adapter: it has no peft_type"):
+        pretrained_spec(base, source="m", adapters={"a": lora})
+    (lora / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "org/base"}')
+    with pytest.raises(CannotPack, match="has no weights that are served"):
+        pretrained_spec(base, source="m", adapters={"a": lora})
+    (lora / "adapter_model.bin").write_text("x")
+    with pytest.raises(CannotPack, match="An adapter cannot be called 'a/b'"):
+        pretrained_spec(base, source="m", adapters={"a/b": lora})
+    with pytest.raises(CannotPack, match=r"is an adapter \(LORA\) of org/base\. Name that model, and add --adapter NAME="):
+        pretrained_spec(lora, source="m")
+    spec, notes = pretrained_spec(base, source="m", adapters={"a": lora})
+    assert "adapter a: LORA of org/base" in notes
+    assert spec.files["huggingface_model/adapters/a/adapter_model.bin"] == lora / "adapter_model.bin"
+    assert extras_of({"huggingface": spec.extra_manifest["huggingface"]}) == ("transformers", "peft")
+    assert extras_of({"huggingface": {"task": "audio-classification"}}) == ("transformers", "audio")
+    assert extras_of({}) == ()
+
+
+def test_the_block_of_the_configuration_is_read() -> None:
+    given = {"task": "chat", "dtype": "bf16", "engine": "transformers", "maxSequences": 8, "cacheMemory": "1GiB"}
+    config, problems = parse_model_config({"huggingface": given})
+    assert config.huggingface == HuggingFaceConfig("text-generation", "bf16", "transformers", 8, 1 << 30)
+    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [
+        (3, "it must be a mapping such as"),
+        (
+            {"dtpe": "bf16"},
+            r"dtpe is not a known key \(did you mean dtype\?\); the known keys are task, dtype, engine, maxSequences, cacheMemory",
+        ),
+        ({"dtype": "int4"}, "dtype must be one of auto, fp32, fp16, bf16"),
+        ({"dtype": []}, "dtype must be one of"),
+        ({"task": "generation"}, "task must be one of"),
+        ({"maxSequences": 0}, "maxSequences must be a whole number"),
+        ({"cacheMemory": "much"}, "cacheMemory must be a number of bytes"),
+        ({"cacheMemory": True}, "cacheMemory must be a number of bytes"),
+    ],
+)
+def test_what_the_block_cannot_mean_is_refused_with_the_reason(value: Any, fault: str) -> None:
+    config, (problem,) = parse_model_config({"huggingface": value})
+    assert config.huggingface is None
+    with pytest.raises(AssertionError, match=fault):
+        raise AssertionError(problem.text)

@@ -1,0 +1,133 @@
+"""Registrations of hf:ORG/NAME: what is allowed, what a server remembers, and that it answers while it downloads."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.runtime.conftest import RunningServer
+from tests.support.hub import Hub, HubRepo, hub_double
+from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.sources import Trust
+from tsx_runtime.targets.server.snapshots import describe
+from tsx_runtime.targets.server.startup import models_from_settings
+
+FILES = {
+    "config.json": b'{"architectures": ["BertForSequenceClassification"], "model_type": "bert"}',
+    "model.safetensors": b"w" * 100_000,
+    "modeling_own.py": b"raise SystemExit",
+    "1_Pooling/config.json": b"{}",
+}
+
+
+@pytest.fixture(scope="module")
+def served(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[RunningServer, Hub]]:
+    with pytest.MonkeyPatch.context() as monkeypatch, hub_double() as hub:
+        hub.use(monkeypatch, tmp_path_factory.mktemp("hf"))
+        hub.repos |= {"org/tiny": HubRepo(), "org/other": HubRepo(), "org/secret": HubRepo()}
+        for repo in hub.repos.values():
+            repo.commit(FILES)
+        with start_server(allowed_urls=["https?://.*", "hf:org/(tiny|other)"], max_archive_size=1 << 20) as server:
+            yield server, hub
+
+
+def register(server: RunningServer, url: str, **order: Any) -> httpx.Response:
+    return server.management.post("/models", params={"url": url, "initial_workers": 0, **order})
+
+
+def test_a_client_registers_what_is_allowed_and_the_commit_is_remembered(served: tuple[RunningServer, Hub]) -> None:
+    server, hub = served
+    assert register(server, "hf:org/tiny").status_code == 200
+    commit = hub.repos["org/tiny"].refs["main"]
+    (described,) = server.management.get("/models/tiny").json()
+    assert described["modelUrl"] == f"hf:org/tiny@{commit}"
+    version = server.registry.find("tiny", None)
+    assert version.archive.manifest.data["huggingface"] == {
+        "task": "text-classification",
+        "architecture": "BertForSequenceClassification",
+        "source": "hf:org/tiny",
+        "revision": commit,
+    }
+    weights = version.archive.directory / "huggingface_model" / "model.safetensors"
+    assert not weights.is_symlink()  # an isolated worker may read it
+    assert weights.stat().st_nlink == 2  # it takes no room of its own
+    assert (version.archive.directory / "huggingface_model" / "modeling_own.py").stat().st_nlink == 1
+    saved = json.loads(describe(server.registry.models.values(), "x.cfg", 0, None))
+    restored = saved["models"]["tiny"]["1.0"]["marName"]
+    assert restored == f"hf:org/tiny@{commit}"
+    (start,) = models_from_settings(server.settings.model_copy(update={"load_models": [f"mine={restored}"]}))
+    assert (start.path, start.order.url, start.order.model_name) == (None, restored, "mine")
+    hub.repos["org/tiny"].commit({**FILES, "vocab.txt": b"later"})
+    server.call(lambda: server.registry.unregister("tiny"))
+    assert register(server, restored, model_name="again").status_code == 200
+    assert server.management.get("/models/again").json()[0]["modelUrl"] == restored
+    server.call(lambda: server.registry.unregister("again"))
+
+
+def test_what_is_not_allowed_or_would_run_code_is_refused(
+    served: tuple[RunningServer, Hub], error_of: Callable[..., tuple[str, str]]
+) -> None:
+    server, hub = served
+    kind, text = error_of(register(server, "hf:org/secret"))
+    assert (kind, "Add hf:org/secret, or a pattern that begins with hf:" in text) == ("ModelNotFoundException", True)
+    assert error_of(register(server, "hf:nothing"))[0] == "BadRequestException"
+    kind, text = error_of(register(server, "hf:org/other", handler="huggingface_model/modeling_own.py"))
+    assert (kind, text.startswith("The handler of hf:org/other must be one that comes with tsx")) == ("BadRequestException", True)
+    hub.repos["org/other"].commit({"config.json": b'{"model_type": "own"}', "model.safetensors": b"w"})
+    kind, text = error_of(register(server, "hf:org/other"))
+    assert (kind, "does not tell its task" in text) == ("BadRequestException", True)
+    hub.repos["org/other"].commit({**FILES, "model.safetensors": b"w" * (1 << 21)})
+    kind, text = error_of(register(server, "hf:org/other"))
+    assert (kind, "max_archive_size is 1048576" in text) == ("DownloadArchiveException", True)
+    secret = RegisterOrder(url="hf:org/secret", initial_workers=0)
+    server.call(lambda: server.registry.register(secret, trust=Trust.OPERATOR))  # load_models, the command line
+    server.call(lambda: server.registry.unregister("secret"))
+
+
+def test_the_server_answers_while_it_downloads(
+    served: tuple[RunningServer, Hub], until: Callable[[Callable[[], object]], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    server, hub = served
+    hub.repos["org/tiny"].commit({**FILES, "vocab.txt": os.urandom(1000)})
+    caplog.set_level(logging.INFO, "tsx.registry")
+    hub.asked.clear()
+    hub.go_on.clear()
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            registering = pool.submit(register, server, "hf:org/tiny")
+            assert hub.asked.wait(30)
+            assert server.inference.get("/ping").status_code == 200
+            assert server.management.get("/models").json() == {"models": []}
+        finally:
+            hub.go_on.set()
+        assert registering.result(60).status_code == 200
+    assert "downloading hf:org/tiny" in caplog.text
+    assert f"hf:org/tiny is commit {hub.repos['org/tiny'].refs['main']}, downloaded in" in caplog.text
+    assert "modeling_own.py is code of the model's author" in caplog.text
+    assert server.registry.opening == {}
+    server.call(lambda: server.registry.unregister("tiny"))
+
+
+def test_progress_is_there_for_the_start(served: tuple[RunningServer, Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, hub = served
+    hub.repos["org/tiny"].commit({**FILES, "vocab.txt": os.urandom(1000)})
+    seen: list[tuple[str, str, int, int]] = []
+
+    class Watched(dict):  # type: ignore[type-arg]  # what `registry.opening` is
+        def __setitem__(self, path: Path, at: tuple[str, int, int]) -> None:
+            seen.append((path.name, *at))
+            super().__setitem__(path, at)
+
+    monkeypatch.setattr(server.registry._registrar, "opening", Watched())
+    assert register(server, "hf:org/tiny").status_code == 200
+    name, step, so_far, total = seen[-1]
+    assert (name, step, so_far) == ("tiny", "downloading", total)
+    server.call(lambda: server.registry.unregister("tiny"))

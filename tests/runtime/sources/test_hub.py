@@ -1,0 +1,143 @@
+"""Models of the Hub: which a client may name, and their download from a double that speaks the Hub's protocol."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.hub import Hub, HubRepo, hub_double
+from tsx_runtime.errors import BadRequest, DownloadFailed, ModelNotFound, SettingError
+from tsx_runtime.sources.hub import HubModel, check_allowed, download, parse_hub
+from tsx_runtime.sources.urls import AllowList, is_url, parse_url
+
+CONFIG = b'{"architectures": ["BertForSequenceClassification"], "model_type": "bert"}'
+FILES = {
+    "config.json": CONFIG,
+    "model.safetensors": b"w" * 2_000_000,
+    "pytorch_model.bin": b"p",
+    "onnx/model.onnx": b"o",
+    "vocab.txt": b"v",
+}
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_proxies: None) -> Iterator[Hub]:
+    with hub_double() as double:
+        double.use(monkeypatch, tmp_path / "hf")
+        double.repos["org/tiny"] = HubRepo()
+        double.repos["org/tiny"].commit(FILES)
+        yield double
+
+
+def fetch(text: str, most: int = 1 << 30) -> Path:
+    return download(parse_hub(text), most=most, progress=lambda done, total: None).directory
+
+
+def test_a_model_of_the_hub_has_an_owner_a_name_and_perhaps_a_revision() -> None:
+    assert parse_hub("hf:org/tiny") == HubModel("org/tiny", None)
+    assert str(parse_hub("hf:org/tiny@refs/pr/1")) == "hf:org/tiny@refs/pr/1"
+    assert is_url("hf:org/tiny")
+    for wrong in ("hf:tiny", "hf:org/tiny/more", "hf:org/../x", "hf:org/tiny@", "hf://org/tiny", "hf:org/tiny@a b", "hf:-o/tiny"):
+        with pytest.raises(BadRequest, match="it must be hf:ORG/NAME or hf:ORG/NAME@REVISION"):
+            parse_hub(wrong)
+    with pytest.raises(ModelNotFound):
+        parse_url("hf:org/tiny")  # of a workflow
+
+
+@pytest.mark.parametrize(
+    ("entry", "allowed"),
+    [
+        ("hf:org/tiny", True),
+        ("hf:org/tiny@v1", True),
+        ("hf:org/.*", True),
+        ("^hf:.*", True),
+        ("hf:org/tiny@v2", False),
+        ("hf:org/tin", False),
+        ("file://.*|http(s)?://.*", False),  # TorchServe's
+        (".*", False),
+        ("org/tiny", False),
+    ],
+)
+def test_a_client_may_name_only_what_an_entry_for_the_hub_allows(entry: str, allowed: bool) -> None:
+    assert AllowList([entry])
+    if allowed:
+        check_allowed(parse_hub("hf:org/tiny@v1"), ["other.example", entry])
+        return
+    with pytest.raises(
+        ModelNotFound, match=r"hf:org/tiny@v1 does not match any allowed URL\(s\)\. Add hf:org/tiny, or a pattern that begins"
+    ):
+        check_allowed(parse_hub("hf:org/tiny@v1"), ["other.example", entry])
+    with pytest.raises(SettingError):
+        AllowList(["hf:["])
+
+
+def test_what_serving_needs_is_downloaded_once_and_continued_where_it_broke_off(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 100_000)  # what is written at a time
+    commit = hub.repos["org/tiny"].refs["main"]
+    hub.break_off["model.safetensors"] = 1_500_000
+    told: list[tuple[int, int]] = []
+    found = download(parse_hub("hf:org/tiny"), most=1 << 30, progress=lambda done, total: told.append((done, total)))
+    assert found.commit == commit
+    assert (found.directory / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert sorted(hub.downloads()) == ["config.json", "model.safetensors", "model.safetensors", "vocab.txt"]
+    assert [headers["range"] for method, _, headers in hub.requests if method == "GET" and "range" in headers] == ["bytes=1500000-"]
+    assert told[-1] == (2_000_001 + len(CONFIG), 2_000_001 + len(CONFIG))
+    del hub.requests[:]
+    assert fetch(f"hf:org/tiny@{commit}") == found.directory
+    assert not hub.downloads()
+
+
+def test_another_commit_of_a_branch_is_another_model(hub: Hub) -> None:
+    first = fetch("hf:org/tiny")
+    second = hub.repos["org/tiny"].commit({**FILES, "vocab.txt": b"new"})
+    assert fetch("hf:org/tiny").name == second != first.name
+    assert (first / "vocab.txt").read_bytes() == b"v"
+
+
+def test_tokens_are_those_of_the_environment(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repos["org/private"] = HubRepo(token="secret")
+    hub.repos["org/private"].commit(FILES)
+    with pytest.raises(DownloadFailed, match=r"there is no model at .*/org/private, or it is private.*set HF_TOKEN"):
+        fetch("hf:org/private")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    assert (fetch("hf:org/private") / "vocab.txt").is_file()
+
+
+def test_what_cannot_be_had_says_what_to_do(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.repos["org/gated"] = HubRepo(gated=True)
+    hub.repos["org/gated"].commit(FILES)
+    hub.repos["org/old"] = HubRepo()
+    hub.repos["org/old"].commit({"config.json": CONFIG, "tf_model.h5": b"t"})
+    for name, why in {
+        "org/gated": "is gated.*Accept its terms at http.*/org/gated, and set HF_TOKEN",
+        "org/none": "there is no model at http.*/org/none, or it is private",
+        "org/tiny@v9": "org/tiny has no revision v9. Name a branch, a tag or a commit of it",
+        "org/old": r"has no weights that are served \(it has tf_model.h5\)",
+    }.items():
+        with pytest.raises(DownloadFailed, match=why):
+            fetch(f"hf:{name}")
+    with pytest.raises(DownloadFailed, match=f"hf:org/tiny has {2_000_001 + len(CONFIG)} bytes to fetch, and max_archive_size is 1000"):
+        fetch("hf:org/tiny", most=1000)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(DownloadFailed, match=r"pip install 'tsx-serve\[transformers\]'"):
+        fetch("hf:org/tiny")
+
+
+def test_offline_the_cache_serves(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    there = fetch("hf:org/tiny")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert fetch("hf:org/tiny") == there
+    with pytest.raises(DownloadFailed, match=r"hf:org/other is not in the cache .*/hf/hub, and HF_HUB_OFFLINE is set; unset it"):
+        fetch("hf:org/other")
+
+
+def test_a_server_that_stops_ends_its_downloads(hub: Hub) -> None:
+    with pytest.raises(DownloadFailed, match="the server stops"):
+        download(parse_hub("hf:org/tiny"), most=1 << 30, progress=lambda done, total: None, stopped=lambda: True)

@@ -1,0 +1,153 @@
+"""Images and sounds: answers equal transformers' own pipelines, whoever shares the batch; what is none is refused alone."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.worker.handlers.huggingface.conftest import Served, near
+from tests.support.huggingface_models import image, sound
+from tsx_runtime.worker.handlers.huggingface.media import plain, resampled
+
+Get = Callable[[str, str], Served]
+SIZES = [(40, 33), (64, 64), (40, 33), (90, 32), (64, 64), (33, 47)]
+IMAGES = [image(*size, seed=number) for number, size in enumerate(SIZES)]
+SOUNDS = [sound(seconds, pitch) for seconds, pitch in ((0.5, 440), (0.2, 300), (0.9, 700), (0.5, 200), (0.31, 900))]
+VISION = [
+    ("vit", "image-classification", {}),
+    ("vit", "image-classification", {"top_k": 2, "function_to_apply": "sigmoid"}),
+    ("segformer", "image-segmentation", {}),
+    ("detr", "object-detection", {"threshold": 0.05}),
+    ("glpn", "depth-estimation", {}),
+    ("clip", "zero-shot-image-classification", {"candidate_labels": ["the file", "a name of the list"]}),
+]
+
+
+def decoded(data: bytes) -> Any:
+    from PIL import Image
+
+    return Image.open(io.BytesIO(data)).convert("RGB")
+
+
+def text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+@pytest.mark.parametrize(("kind", "task", "parameters"), VISION)
+def test_images_are_answered_as_by_the_pipeline(served: Get, kind: str, task: str, parameters: dict[str, Any]) -> None:
+    model = served(kind, task)
+    pipeline = model.pipeline(task)
+    wanted = [plain(pipeline(decoded(data), **parameters)) for data in IMAGES]
+    near(wanted, model.ok(*[{"inputs": text(data), "parameters": parameters} for data in IMAGES]), 1e-3)
+    near(wanted[:2], model.ok({"inputs": [text(data) for data in IMAGES[:2]], "parameters": parameters})[0], 1e-3)
+
+
+def test_an_image_may_come_as_bytes_or_as_a_data_url(served: Get) -> None:
+    model = served("vit", "image-classification")
+    raw, url = model.ok(IMAGES[0], {"inputs": f"data:image/png;base64,{text(IMAGES[0])}"})
+    near(raw, url)
+
+
+def test_labels_of_zero_shot_may_differ_between_requests(served: Get) -> None:
+    model = served("clip", "zero-shot-image-classification")
+    pipeline = model.pipeline("zero-shot-image-classification")
+    asked = [(IMAGES[0], ["the file", "a name"]), (IMAGES[1], ["a value", "an error", "the class"]), (IMAGES[2], ["the file", "a name"])]
+    found = model.ok(*[{"inputs": text(data), "parameters": {"candidate_labels": labels}} for data, labels in asked])
+    near([pipeline(decoded(data), candidate_labels=labels) for data, labels in asked], found)
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "parameters"),
+    [
+        ("wav2vec2-classification", "audio-classification", {}),
+        ("wav2vec2-speech", "automatic-speech-recognition", {}),
+        ("wav2vec2-speech", "automatic-speech-recognition", {"return_timestamps": "char"}),
+        ("wav2vec2-speech", "automatic-speech-recognition", {"chunk_length_s": 1}),
+        ("whisper", "automatic-speech-recognition", {}),
+        ("whisper", "automatic-speech-recognition", {"return_timestamps": True}),
+    ],
+)
+def test_sounds_are_answered_as_by_the_pipeline(served: Get, kind: str, task: str, parameters: dict[str, Any]) -> None:
+    import soundfile
+
+    model = served(kind, task)
+    pipeline = model.pipeline(task)
+    wanted = [plain(pipeline(soundfile.read(io.BytesIO(data), dtype="float32")[0], **parameters)) for data in SOUNDS]
+    near(wanted, model.ok(*[{"inputs": text(data), "parameters": parameters} for data in SOUNDS]))
+    if not parameters:
+        near(wanted, model.ok(*SOUNDS))
+
+
+def test_speech_may_be_generated_with_parameters(served: Get) -> None:
+    model = served("whisper", "automatic-speech-recognition")
+    pipeline = model.pipeline("automatic-speech-recognition")
+    import soundfile
+
+    options = {"max_new_tokens": 5, "num_beams": 1, "language": "de", "task": "translate"}
+    wanted = pipeline(soundfile.read(io.BytesIO(SOUNDS[0]), dtype="float32")[0], generate_kwargs=dict(options))
+    assert model.ok({"inputs": text(SOUNDS[0]), "parameters": {"generation_parameters": options}})[0] == wanted
+
+
+def test_a_sound_of_another_rate_is_resampled() -> None:
+    times = np.arange(44100) / 44100
+    wanted = np.sin(2 * np.pi * 440 * np.arange(16000) / 16000)
+    found = resampled(np.sin(2 * np.pi * 440 * times).astype(np.float32), 44100, 16000)
+    assert len(found) == 16000
+    assert np.abs(found - wanted).max() < 1e-3
+
+
+@pytest.mark.parametrize("options", [{"max_new_tokens": 6}, {"max_new_tokens": 6, "return_full_text": True}])
+def test_texts_about_images_equal_the_pipeline(served: Get, options: dict[str, Any]) -> None:
+    model = served("llava", "image-text-to-text")
+    pipeline = model.pipeline("image-text-to-text")
+    prompts = ["<image> the file is", "<image> a name", "<image> the file is"]
+    asked = list(zip(IMAGES[:3], prompts, strict=True))
+    bodies = [{"inputs": {"image": text(data), "text": prompt}, "parameters": options} for data, prompt in asked]
+    own = {"return_full_text": False, **options}
+    wanted = [pipeline(images=decoded(data), text=prompt, **own)[0]["generated_text"] for data, prompt in asked]
+    assert [found[0]["generated_text"] for found in model.ok(*bodies)] == wanted
+
+
+def test_a_chat_holds_its_images(served: Get) -> None:
+    model = served("llava", "image-text-to-text")
+    url = f"data:image/png;base64,{text(IMAGES[0])}"
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "the file"}]
+    chat = [{"role": "user", "content": [{"type": "image", "image": decoded(IMAGES[0])}, content[1]]}]
+    wanted = model.pipeline("image-text-to-text")(text=chat, max_new_tokens=4, return_full_text=False)
+    found = model.ok({"messages": [{"role": "user", "content": content}], "parameters": {"max_new_tokens": 4}})[0]
+    assert [each["generated_text"] for each in found] == [each["generated_text"] for each in wanted]
+
+
+IMAGE, SOUND = text(IMAGES[0]), text(SOUNDS[0])
+BAD = [
+    ("vit", "image-classification", b"no image at all", "are not a readable image"),
+    ("vit", "image-classification", {"inputs": "http://169.254.169.254/latest"}, "this server fetches none"),
+    ("vit", "image-classification", {"inputs": "file:///etc/passwd"}, "this server fetches none"),
+    ("vit", "image-classification", {"inputs": "no base64!"}, "not base64"),
+    ("vit", "image-classification", {"inputs": 7}, "no image"),
+    ("clip", "zero-shot-image-classification", IMAGES[0], "needs the parameter 'candidate_labels'"),
+    ("segformer", "image-segmentation", {"inputs": IMAGE, "parameters": {"subtask": "panoptic"}}, "Subtask panoptic is not supported"),
+    ("wav2vec2-classification", "audio-classification", b"no sound at all", "are no sound that can be read"),
+    ("wav2vec2-classification", "audio-classification", {"inputs": {"array": [], "sampling_rate": 16000}}, "empty"),
+    ("wav2vec2-speech", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"return_timestamps": True}}, "timestamps"),
+    ("wav2vec2-speech", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"num_beams": 2}}, "has no parameter 'num_beams'"),
+    ("llava", "image-text-to-text", {"inputs": {"text": "the file"}}, "`inputs` must be"),
+    ("llava", "image-text-to-text", {"inputs": {"image": text(IMAGES[0]), "text": "no place for it"}}, "cannot be prepared"),
+    ("llava", "image-text-to-text", {"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "`messages` must be"),
+]
+
+
+@pytest.mark.parametrize(("kind", "task", "body", "message"), BAD)
+def test_a_bad_request_is_refused_alone(served: Get, kind: str, task: str, body: Any, message: str) -> None:
+    model = served(kind, task)
+    example = model.handler.task.example()
+    good = {"inputs": example.inputs, "parameters": example.parameters}
+    first, bad, last = model.ask(good, body, good)
+    assert bad.status == 400
+    assert message in bad.message
+    assert first.status == last.status == 200

@@ -1,0 +1,235 @@
+"""Tasks that read text: answers equal transformers' own pipelines, whoever shares the batch; bad requests are refused alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.worker.handlers.huggingface.conftest import Served, near
+from tests.support.huggingface_models import WORDS
+
+Get = Callable[[str, str], Served]
+
+
+def mixed(count: int, seed: int = 0, most: int = 14) -> list[str]:
+    """Texts of very different lengths."""
+    chance = random.Random(seed)
+    return [" ".join(chance.choices(WORDS, k=chance.choice([1, 1, 2, 4, most]))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["bert-classification", "roberta-classification"])
+def test_classification_equals_the_pipeline_in_a_batch_of_mixed_lengths(served: Get, kind: str) -> None:
+    model = served(kind, "text-classification")
+    texts = mixed(24, most=9)
+    wanted = model.pipeline("text-classification")(texts, top_k=None)
+    near([[each] for each in wanted], model.ok(*[{"inputs": text} for text in texts]))
+    near(wanted, model.ok({"inputs": texts})[0])
+
+
+def test_parameters_are_each_requests_own(served: Get) -> None:
+    model = served("bert-classification", "text-classification")
+    pipeline = model.pipeline("text-classification")
+    plain, best, raw, pair = model.ok(
+        b"the file is read",
+        {"inputs": "the file is read", "parameters": {"top_k": 1}},
+        {"inputs": "the file is read", "parameters": {"function_to_apply": "none"}},
+        {"inputs": {"text": "the file", "text_pair": "is read"}},
+    )
+    near([pipeline("the file is read", top_k=None)], plain)
+    near([pipeline("the file is read", top_k=1)], best)
+    near([pipeline("the file is read", top_k=None, function_to_apply="none")], raw)
+    near([pipeline({"text": "the file", "text_pair": "is read"}, top_k=None)], pair)
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "first", "average", "max"])
+def test_token_classification_equals_the_pipeline(served: Get, strategy: str) -> None:
+    model = served("bert-tokens", "token-classification")
+    texts = mixed(9, seed=1)
+    wanted = model.pipeline("token-classification")(texts, aggregation_strategy=strategy)
+    bodies = [{"inputs": text, "parameters": {"aggregation_strategy": strategy}} for text in texts]
+    plain = [[{key: value.item() if hasattr(value, "item") else value for key, value in each.items()} for each in one] for one in wanted]
+    near(plain, model.ok(*bodies))
+
+
+def test_token_classification_reads_a_long_text_in_parts_where_stride_is_given(served: Get) -> None:
+    model = served("bert-tokens", "token-classification")
+    text = " ".join(WORDS * 12)
+    wanted = model.pipeline("token-classification")(text, stride=16, aggregation_strategy="simple")
+    found = model.ok({"inputs": "the file"}, {"inputs": text, "parameters": {"stride": 16, "aggregation_strategy": "simple"}})[1]
+    near([{key: value.item() if hasattr(value, "item") else value for key, value in each.items()} for each in wanted], found)
+
+
+def test_masked_words_equal_the_pipeline(served: Get) -> None:
+    model = served("bert-masked", "fill-mask")
+    pipeline = model.pipeline("fill-mask")
+    texts = [f"the [MASK] {text}" for text in mixed(8, seed=2)] + ["[MASK] name [MASK]"]
+    near([pipeline(text) for text in texts], model.ok(*[{"inputs": text} for text in texts]))
+    body = {"inputs": "the [MASK]", "parameters": {"targets": ["file", "name"], "top_k": 2}}
+    near(pipeline("the [MASK]", targets=["file", "name"], top_k=2), model.ok(body)[0])
+
+
+def test_zero_shot_equals_the_pipeline_with_labels_of_each_request(served: Get) -> None:
+    model = served("bert-nli", "zero-shot-classification")
+    pipeline = model.pipeline("zero-shot-classification")
+    asked = [(text, WORDS[: 1 + number % 4], number % 2 == 0) for number, text in enumerate(mixed(8, seed=3))]
+    bodies = [{"inputs": text, "parameters": {"candidate_labels": labels, "multi_label": multi}} for text, labels, multi in asked]
+    for (text, labels, multi), found in zip(asked, model.ok(*bodies), strict=True):
+        wanted = pipeline(text, candidate_labels=labels, multi_label=multi)
+        near([{"label": label, "score": score} for label, score in zip(wanted["labels"], wanted["scores"], strict=True)], found)
+
+
+def test_token_vectors_equal_the_pipeline(served: Get) -> None:
+    model = served("bert", "feature-extraction")
+    texts = mixed(9, seed=4)
+    near(model.pipeline("feature-extraction")(texts), model.ok(*[{"inputs": text} for text in texts]))
+
+
+def test_an_answer_is_the_most_likely_span_of_whole_words(served: Get) -> None:
+    """transformers 5 has no pipeline for it: beside the model itself, by trying all spans."""
+    from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+    model = served("bert-answers", "question-answering")
+    bare, tokenizer = AutoModelForQuestionAnswering.from_pretrained(model.directory), AutoTokenizer.from_pretrained(model.directory)
+    asked = [("the name", text) for text in mixed(7, seed=5)]
+    found = model.ok(*[{"inputs": {"question": question, "context": context}} for question, context in asked])
+    for (question, context), answer in zip(asked, found, strict=True):
+        encoded = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
+        offsets, sequences = encoded.pop("offset_mapping")[0].tolist(), encoded.sequence_ids(0)
+        with torch.inference_mode():
+            output = bare(**encoded)
+        kept = [at for at, sequence in enumerate(sequences) if sequence == 1]
+        start, end = (logits[0, [0, *kept]].softmax(0)[1:].tolist() for logits in (output.start_logits, output.end_logits))
+        pairs = [(start[i] * end[j], kept[i], kept[j]) for i in range(len(kept)) for j in range(i, min(i + 15, len(kept)))]
+        score, first, last = max(pairs)
+        assert answer["score"] == pytest.approx(score, rel=1e-3)
+        assert answer["answer"] == context[answer["start"] : answer["end"]]
+        assert answer["start"] <= offsets[first][0]
+        assert offsets[last][1] <= answer["end"]
+        assert context[answer["start"] - 1 : answer["start"]] in ("", " ")
+
+
+def test_a_long_context_is_read_in_parts_and_several_answers_are_given(served: Get) -> None:
+    model = served("bert-answers", "question-answering")
+    context = " ".join(mixed(30, seed=6))
+    body = {"question": "the name", "context": context, "parameters": {"top_k": 3, "doc_stride": 16}}
+    short, long = model.ok({"question": "the name", "context": "the file is read"}, body)
+    assert len(long) == 3
+    assert long == sorted(long, key=lambda each: -each["score"])
+    assert all(each["answer"] == context[each["start"] : each["end"]] for each in long)
+    near(short, model.ok({"inputs": {"question": "the name", "context": "the file is read"}})[0])
+
+
+def test_no_answer_where_that_is_more_likely(served: Get) -> None:
+    model = served("bert-answers", "question-answering")
+    body = {"question": "the name", "context": WORDS[0], "parameters": {"handle_impossible_answer": True, "top_k": 200}}
+    assert {"answer": "", "start": 0, "end": 0} in [{key: each[key] for key in ("answer", "start", "end")} for each in model.ok(body)[0]]
+
+
+def test_generated_texts_equal_those_of_generate(served: Get) -> None:
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    model = served("t5", "summarization")
+    bare, tokenizer = AutoModelForSeq2SeqLM.from_pretrained(model.directory), AutoTokenizer.from_pretrained(model.directory)
+    asked = [(text, {"max_new_tokens": 4 + number % 2, "num_beams": 1 + number % 2}) for number, text in enumerate(mixed(8, seed=7))]
+    found = model.ok(*[{"inputs": text, "parameters": {"generate_parameters": options}} for text, options in asked])
+    for (text, options), answer in zip(asked, found, strict=True):
+        tokens = bare.generate(**tokenizer(text, return_tensors="pt"), **options)
+        assert answer == [{"summary_text": tokenizer.decode(tokens[0], skip_special_tokens=True)}]
+
+
+@pytest.mark.parametrize(("task", "name"), [("translation_en_to_de", "translation_text"), ("text2text-generation", "generated_text")])
+def test_each_task_names_its_text(served: Get, task: str, name: str) -> None:
+    assert list(served("t5", task).ok({"inputs": "the file", "parameters": {"max_new_tokens": 3}})[0][0]) == [name]
+
+
+BATCHES = [
+    ("bert-classification", "text-classification", {}),
+    ("bert-tokens", "token-classification", {}),
+    ("bert-nli", "zero-shot-classification", {"candidate_labels": ["the file", "a name of the list"]}),
+    ("bert", "feature-extraction", {}),
+    ("sentences", "feature-extraction", {}),
+    ("t5", "summarization", {"max_new_tokens": 6}),
+]
+
+
+@pytest.mark.parametrize(("kind", "task", "parameters"), BATCHES)
+def test_an_answer_does_not_depend_on_who_shares_the_batch(served: Get, kind: str, task: str, parameters: dict[str, Any]) -> None:
+    model = served(kind, task)
+    for seed in range(3):
+        bodies = [{"inputs": text, "parameters": parameters} for text in mixed(12, seed)]
+        near(model.alone(*bodies), model.ok(*bodies))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_nor_in_half_precision(served: Get, model_root: Any, tmp_path: Any, precision: str) -> None:
+    from tests.runtime.worker.handlers.huggingface.conftest import start
+    from tests.support import huggingface_models
+
+    directory = huggingface_models.model("bert-classification", model_root)
+    model = start(directory, "text-classification", tmp_path, {"huggingface": {"dtype": precision}})
+    assert model.handler.precision == precision
+    bodies = [{"inputs": text} for text in mixed(12)]
+    alone, together = model.alone(*bodies), model.ok(*bodies)
+    scores = [{each["label"]: each["score"] for each in answer[0]} for answer in alone]
+    near(scores, [{each["label"]: each["score"] for each in answer[0]} for answer in together], 0.05)
+
+
+BAD = [
+    ("bert-classification", "text-classification", b"", "empty body"),
+    ("bert-classification", "text-classification", b'{"inputs": ', "cannot be read as JSON"),
+    ("bert-classification", "text-classification", b"\xff\xfe", "neither JSON nor text"),
+    ("bert-classification", "text-classification", {"inputs": []}, "`inputs` is empty"),
+    ("bert-classification", "text-classification", {"inputs": " "}, "is empty"),
+    ("bert-classification", "text-classification", {"inputs": 5}, "must be text"),
+    ("bert-classification", "text-classification", {"input": "x"}, "has no `inputs`"),
+    ("bert-classification", "text-classification", {"inputs": "x", "parameters": {"topk": 1}}, "has no parameter 'topk'; it takes"),
+    ("bert-classification", "text-classification", {"inputs": "x", "parameters": {"top_k": "1"}}, "must be a whole number"),
+    ("bert-classification", "text-classification", {"inputs": "x", "parameters": [1]}, "`parameters` is a list"),
+    ("bert-classification", "text-classification", {"inputs": "x", "parameters": {"adapter": "a"}}, "no adapter 'a'"),
+    ("bert-classification", "text-classification", {"inputs": "the " * 400}, "tokens; the model takes at most 128"),
+    ("bert-masked", "fill-mask", {"inputs": "the file"}, "has no [MASK]"),
+    ("bert-nli", "zero-shot-classification", {"inputs": "x"}, "needs the parameter 'candidate_labels'"),
+    (
+        "bert-nli",
+        "zero-shot-classification",
+        {"inputs": "x", "parameters": {"candidate_labels": "a", "hypothesis_template": "{:>99999999}"}},
+        "with {} in the place of the label",
+    ),
+    ("bert-tokens", "token-classification", {"inputs": "x", "parameters": {"stride": 500}}, "stride"),
+    ("bert-answers", "question-answering", {"question": "x"}, "`inputs` must be"),
+    ("bert-answers", "question-answering", {"question": "x", "context": "y", "parameters": {"doc_stride": 900}}, "it must be less"),
+    ("t5", "summarization", {"inputs": "x", "parameters": {"max_new_tokens": 10**9}}, "whole number from 1 to"),
+    ("t5", "summarization", {"inputs": "x", "parameters": {"num_return_sequences": 4}}, "as many num_beams"),
+    ("sentences", "sentence-similarity", {"source_sentence": "x", "sentences": []}, "inputs"),
+    ("bert-ranking", "text-ranking", {"query": "x", "texts": "y"}, "`inputs` must be"),
+]
+
+
+@pytest.mark.parametrize(("kind", "task", "body", "message"), BAD)
+def test_a_bad_request_is_refused_alone(served: Get, kind: str, task: str, body: Any, message: str) -> None:
+    model = served(kind, task)
+    example = model.handler.task.example()
+    good = {"inputs": example.inputs, "parameters": example.parameters}
+    first, bad, last = model.ask(good, body, good)
+    assert bad.status == 400
+    assert message in bad.message
+    assert first.status == last.status == 200
+
+
+def test_too_long_a_text_is_cut_where_that_is_asked_for(served: Get) -> None:
+    model = served("bert-classification", "text-classification")
+    text = "the file " * 200
+    wanted = model.pipeline("text-classification")(text, top_k=None, truncation=True)
+    near([wanted], model.ok({"inputs": text, "parameters": {"truncation": True}})[0])
+
+
+def test_the_cost_of_a_request_is_its_tokens(served: Get) -> None:
+    handler = served("bert-classification", "text-classification").handler
+    one, two = (len(handler.loaded.tokenizer(text)["input_ids"]) for text in ("the", "the file is read"))
+    assert handler.cost({"body": b'{"inputs": ["the", "the file is read"]}'}) == one + two
+    assert handler.cost({"body": b"the file is read"}) == two
+    assert handler.cost({"body": b'{"inputs": '}) == 0.0
