@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from tsx_runtime.worker.exceptions import InvalidInput
@@ -29,7 +30,6 @@ class HuggingFaceGeneration:
             raise InvalidInput('The request has no body: send {"inputs": "a text"}, with the header content-type: application/json.')
         path = str(context.get_request_header(0, "url_path") or "").strip("/")
         if path.startswith("v1/"):
-            from tsx_runtime.worker.openai import generation as openai
-
+            openai = import_module("tsx_runtime.worker.openai.generation")  # only for those that ask for it
             return [await openai.answer(path, body, self.generator, context, self.model)]
         return [await native.answer(body, self.generator, context)]
