@@ -26,7 +26,7 @@ PACKAGES = [
 ]
 CLOSED = {"runtime/tsx_runtime/grpc/protos"}  # one line for all that is inside
 ELSEWHERE = {
-    "packages": "A second distribution: the modules of TorchServe that users import",
+    "packages": "Two more distributions: tsx-client, and the modules of TorchServe that users import",
     "examples": "digits and detector are small models, plugins has one plugin of each kind",
     "infra": "Compose file, Prometheus rules, Grafana dashboard, KServe runtime, IAM policies, Kubernetes role",
     "scripts": "What people and CI call: demo, test, release, generators",

@@ -37,6 +37,7 @@ class Commands(LazyGroup):
         "jobs": ("tsx_cli.jobs.command", "List, show, cancel and retry the asynchronous requests of a running server."),
         "explain": ("tsx_cli.requests.explain", "Show where the time of one request went."),
         "slowest": ("tsx_cli.requests.slowest", "Show the slowest requests of a running server, and where their time went."),
+        "client": ("tsx_cli.client", "Write Python that names the models of a running server, for programs that use tsx-client."),
         "config": ("tsx_cli.config", "Show every setting and where its value came from."),
         "cache": ("tsx_cli.cache", "List what tsx has unpacked and installed for models on this machine, and remove what nothing uses."),
         "init": ("tsx_cli.init", "Create the files of a new model: a handler, its configuration, a README."),

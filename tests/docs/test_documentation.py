@@ -107,7 +107,8 @@ def reader(
 ) -> Reader:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     ports = {f"TSX_GRPC_{role}_PORT": str(port) for role, port in zip(GRPC_PORTS, free_ports(2), strict=True)}
-    return Reader(tmp_path, user_environment | ports | {"TSX_ENABLE_GRPC": "true"}, start_server)
+    client = {"PYTHONPATH": str(ROOT / "packages" / "tsx-client" / "src")}  # as if it were installed
+    return Reader(tmp_path, user_environment | ports | client | {"TSX_ENABLE_GRPC": "true"}, start_server)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: str(page.relative_to(ROOT)))

@@ -22,6 +22,7 @@ from tsx_runtime.version import TORCHSERVE_VERSION, __version__
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims"
+CLIENT = ROOT / "packages" / "tsx-client"
 OF_EXTRAS = ["captum", "cryptography", "google", "grpc", "grpc_health", "grpc_reflection", "onnx", "onnxruntime"]
 PACKAGES = {
     "tsx_archiver": "archiver",
@@ -199,9 +200,10 @@ def test_torchserves_import_names_come_with_the_extra_alone(
     assert handler == "tsx_runtime.worker.handlers.base"
 
 
-def test_the_two_distributions_have_one_version() -> None:
-    shims, tsx = ((place / "pyproject.toml").read_text(encoding="utf-8") for place in (SHIMS, ROOT))
+def test_the_three_distributions_have_one_version() -> None:
+    shims, client, tsx = ((place / "pyproject.toml").read_text(encoding="utf-8") for place in (SHIMS, CLIENT, ROOT))
     assert f'\nversion = "{__version__}"' in shims
+    assert f'\nversion = "{__version__}"' in client
     assert f'"tsx-serve=={__version__}"' in shims
     assert f'torchserve = ["tsx-serve-torchserve-shims=={__version__}"]' in tsx
 

@@ -60,6 +60,19 @@ class Guard(NamedTuple):
         if self.plugins:
             _ask_plugins(self.plugins, self.role, headers)
 
+    def check_socket(self, headers: Iterable[Pair]) -> None:
+        """Of a WebSocket. A browser lets any page open one and read it, so where no token is needed its page's origin decides."""
+        self.check(headers)
+        named = dict(headers)
+        origin = named.get(b"origin")
+        if (
+            origin is not None
+            and self.same_site
+            and host_of_origin(origin) != host_of(named.get(b"host", b""))
+            and not self._may_call(origin)
+        ):
+            raise self._foreign("Origin", origin)
+
     def _may_call(self, origin: bytes) -> bool:
         """Whether pages of that origin may. `*` is none that management names (see `_local_guard`)."""
         if origin == self.origin or (self.origin == b"*" and self.role == "inference"):

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tsx_runtime.api.headers import is_header
 from tsx_runtime.api.management_service import ask_handler
@@ -16,7 +16,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.errors import TsxError
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.shared.content_types import guess_content_type
-from tsx_runtime.shared.example_requests import example_body, read_example
+from tsx_runtime.shared.example_requests import OIP_TYPES, example_body, read_example
 
 SAMPLES = "samples"  # the directory of an archive that holds inputs for trying it
 LONGEST_SAMPLE = 32 << 20  # bytes
@@ -66,12 +66,26 @@ def has_example(version: ModelVersion) -> bool:
 
 async def example_of(version: ModelVersion) -> SampleInput | None:
     """That request; None where it is not known, or no worker is ready to tell."""
+    inputs = read_example(await _described(version))
+    return SampleInput("generated", "application/json", json.dumps(example_body(inputs, version.envelope)).encode()) if inputs else None
+
+
+async def tensors_of(version: ModelVersion) -> list[tuple[str, str, list[int]]]:
+    """Name, datatype of the Open Inference Protocol and shape of a row of each input that its handler describes. A size of -1 is free."""
+    described = await _described(version)
     try:
-        described = await ask_handler(version) if has_example(version) else None
+        given = [(str(each["name"]), OIP_TYPES.get(each["datatype"], "FP32"), each["shape"] or []) for each in described["inputs"]]
+        return [(name, kind, [-1 if size is None else int(size) for size in shape]) for name, kind, shape in given]
+    except (KeyError, TypeError, ValueError):
+        return []
+
+
+async def _described(version: ModelVersion) -> Any:
+    """What its handler says of itself, if it takes tensors and a worker is ready to tell."""
+    try:
+        return await ask_handler(version) if has_example(version) else None
     except TsxError:
         return None
-    inputs = read_example(described)
-    return SampleInput("generated", "application/json", json.dumps(example_body(inputs, version.envelope)).encode()) if inputs else None
 
 
 def _warm_up_requests(version: ModelVersion) -> Iterator[SampleInput]:

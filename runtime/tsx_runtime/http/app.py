@@ -21,6 +21,7 @@ from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import BadRequest, HeadTooLarge, ResourceNotFound, TooManyRequests, TsxError
+from tsx_runtime.http.asgi_lane import websockets
 from tsx_runtime.http.asgi_lane.idempotency import App, Idempotency, has_key
 from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
@@ -124,11 +125,14 @@ class ServerApp(FastAPI):
         self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope.get("root_path"):
+            _strip_root(scope)
+        if scope["type"] == "websocket" and self.predictions is not None:
+            await websockets.converse(self, self._admit, self.predictions, scope, receive, send)
+            return
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        if scope.get("root_path"):
-            _strip_root(scope)
         scope[COUNTED] = counted = CountedBytes(self.bytes_in_flight)
         logged = None if self.access_log is None or not self.access_log.wants() else LoggedResponse(self.access_log, scope, send)
         try:
@@ -142,10 +146,7 @@ class ServerApp(FastAPI):
         if self.cors:
             send = adding(send, self.cors)
         try:
-            if self.clients is not None and scope.get("client"):
-                send = await limited(self.clients, scope, send)
-            if "aws.event" not in scope:  # on Lambda a service has read the request's head
-                check_one_host(scope["headers"], scope["http_version"])
+            send = await self._admit(scope, send)
         except (TooManyRequests, BadRequest) as error:
             await self._refuse(scope, send, request_id_of(scope), error)
             return
@@ -168,6 +169,14 @@ class ServerApp(FastAPI):
             await self.playground(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
+
+    async def _admit(self, scope: Scope, send: Send) -> Send:
+        """The `send` of the answer. Raises TooManyRequests and BadRequest."""
+        if self.clients is not None and scope.get("client"):
+            send = await limited(self.clients, scope, send)
+        if "aws.event" not in scope:  # on Lambda a service has read the request's head
+            check_one_host(scope["headers"], scope["http_version"])
+        return send
 
     def _keyed(self, app: App, scope: Scope) -> App:
         return partial(self.idempotency, app) if self.idempotency is not None and has_key(scope) else app

@@ -168,3 +168,22 @@ def test_made_up_tokens_are_enough_for_an_open_address() -> None:
 
 def test_metrics_that_are_off_need_no_token() -> None:
     required_tokens(settings(enable_metrics_api=False, metrics_address="http://0.0.0.0:8082"))
+
+
+def test_a_websocket_of_another_sites_page_is_refused_wherever_no_token_is_needed() -> None:
+    def guard_of(**more: object) -> Guard:
+        guard = build_guards(settings(inference_address="http://0.0.0.0:8080", **more)).inference
+        assert guard is not None
+        return guard
+
+    host = (b"host", b"models.example:8080")
+    open_to_all = guard_of(disable_token_authorization=True)
+    open_to_all.check_socket([host])
+    open_to_all.check_socket([host, (b"origin", b"http://models.example")])
+    for origin in (b"https://evil.example", b"null", b""):
+        with pytest.raises(ForeignOrigin):
+            open_to_all.check_socket([host, (b"origin", origin)])
+    named = guard_of(disable_token_authorization=True, cors_allowed_origin="https://my.site")
+    named.check_socket([host, (b"origin", b"https://my.site")])
+    with_token = guard_of(inference_token="a")
+    with_token.check_socket([host, (b"origin", b"https://evil.example"), (b"authorization", b"Bearer a")])

@@ -243,8 +243,9 @@ def parse(raw: bytes) -> Found | None:
     found.parser = parser = httptools.HttpRequestParser(found)
     try:
         parser.feed_data(raw)
-    except httptools.HttpParserUpgrade:  # an offer (Java's client makes it with every request), and no other protocol is spoken here
-        pass
+    except httptools.HttpParserUpgrade:  # an offer of HTTP/2 (Java's client makes it with every request), which is not spoken here
+        if any(name == b"upgrade" and value.lower() == b"websocket" for name, value in found.headers):
+            return None
     except httptools.HttpParserError:
         return None
     finally:

@@ -27,6 +27,7 @@ from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute, cannot_be_head
 from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
 from tsx_runtime.http.fast_lane.pipelining import END, LARGE
 from tsx_runtime.http.semantics.messages import MOST_PIECES
+from tsx_runtime.http.websocket.support import websocket_connection
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
 if TYPE_CHECKING:
@@ -271,6 +272,23 @@ class FastLane(LimitedConnection):
         if self._phase is UVICORN and not self._reading and not self.pipeline and (self.cycle is None or self.cycle.response_complete):
             self._set_phase(BETWEEN)
             self._turn()
+
+    def _should_upgrade_to_ws(self) -> bool:
+        return self.lane.socket_limits.max_size > 0 and websocket_connection() is not None
+
+    def handle_websocket_upgrade(self) -> None:
+        """uvicorn's own would lose the names of headers, what the client sent ahead, and the end of this connection."""
+        protocol = websocket_connection()
+        assert protocol is not None
+        self.connections.discard(self)
+        lines = [b"%b: %b\r\n" % (name, value) for name, (_, value) in zip(self._names, self.headers, strict=True)]
+        head = b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, b"".join(lines))
+        connection = protocol(self.config, self.server_state, self.app_state, self.lane.socket_limits, self.connection_lost)
+        connection.connection_made(self.transport)
+        self.transport.set_protocol(connection)
+        connection.data_received(head)
+        if ahead := self._take_ahead(-1):
+            connection.data_received(ahead)
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()

@@ -7,10 +7,10 @@ from collections.abc import Collection
 from urllib.parse import quote
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.api.describe import not_ready
-from tsx_runtime.api.samples import example_of, sample_of
+from tsx_runtime.api.samples import example_of, input_of, sample_of, tensors_of
 from tsx_runtime.api.schemas import ServerMetadata
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
@@ -40,13 +40,19 @@ class ModelNames(BaseModel):
 
 
 class Tensor(BaseModel):
+    """A size of -1 is free."""
+
     name: str
     datatype: str
     shape: list[int]
 
 
+class ModelParameters(BaseModel):
+    input: str | None = Field(default=None, description="image, text, json or file: what a body of its predictions is")
+
+
 class ModelMetadata(BaseModel):
-    """Inputs and outputs are unknown: only the handler knows what it accepts."""
+    """Inputs are those that the handler describes; outputs are unknown."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "digits", "versions": ["1.0"], "platform": ""}]})
 
@@ -55,6 +61,7 @@ class ModelMetadata(BaseModel):
     platform: str = ""
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
+    parameters: ModelParameters = ModelParameters()
 
 
 def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
@@ -99,7 +106,7 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
 def _add_v2_models(router: APIRouter, registry: Registry) -> None:
     @router.get("/v2/models/{model}", summary="Metadata of the model", response_model=ModelMetadata, responses=openapi.failures(404))
     async def metadata(model: ModelName) -> Response:
-        return _metadata(registry, model, None)
+        return await _metadata(registry, model, None)
 
     @router.get("/v2/models/{model}/ready", summary="Is its default version ready", response_model=ModelReady, responses=_NOT_READY)
     async def model_ready(model: ModelName) -> Response:
@@ -112,7 +119,7 @@ def _add_v2_models(router: APIRouter, registry: Registry) -> None:
         responses=openapi.failures(404),
     )
     async def version_metadata(model: ModelName, version: VersionName) -> Response:
-        return _metadata(registry, model, version)
+        return await _metadata(registry, model, version)
 
     @router.get(
         "/v2/models/{model}/versions/{version}/ready", summary="Is the version ready", response_model=ModelReady, responses=_NOT_READY
@@ -149,9 +156,11 @@ async def _sample(version: ModelVersion) -> Response:
     return Response(found.body, media_type=found.content_type, headers=headers)
 
 
-def _metadata(registry: Registry, model: str, version: str | None) -> Response:
+async def _metadata(registry: Registry, model: str, version: str | None) -> Response:
     found = registry.find(model, version)
-    return json_answer(ModelMetadata(name=model, versions=[found.version] if version else list(registry.models[model].versions)))
+    versions = [found.version] if version else list(registry.models[model].versions)
+    inputs = [Tensor(name=name or "input", datatype=kind, shape=[-1, *shape]) for name, kind, shape in await tensors_of(found)]
+    return json_answer(ModelMetadata(name=model, versions=versions, inputs=inputs, parameters=ModelParameters(input=input_of(found))))
 
 
 def _ready(version: ModelVersion) -> Response:

@@ -21,6 +21,7 @@ ResultT = TypeVar("ResultT")
 MOST_PIECES = 1024  # of one body, which a client may send byte by byte
 LONGEST_NUMBER = 19  # digits of a length
 COUNTED = "tsx.counted"  # in a scope: its `CountedBytes`
+CLIENT_LEFT = "tsx.client_left"  # in the scope of a WebSocket: the event that its client has left
 REQUEST_ID = "tsx.request_id"  # in a scope: the id that a proxy has given the request already
 DISCARD = 64 << 20  # bytes of a refused body that are read and thrown away, so that its sender comes to read the refusal
 

@@ -82,6 +82,15 @@ class HostedPlatform(PlatformHook, Protocol):
 
 
 @dataclass(frozen=True)
+class StopEvents:
+    """Requests to stop, by signals or by another thread: `loop.call_soon_threadsafe(events.asked.set)`."""
+
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # by a second Ctrl-C
+    replaced: asyncio.Event = field(default_factory=asyncio.Event)  # another server has the addresses, and asks for the stop
+
+
+@dataclass(frozen=True)
 class ServeOptions:
     """Options of a server's start that differ from `tsx serve`."""
 
@@ -91,6 +100,7 @@ class ServeOptions:
     on_bound: Callable[[], None] = lambda: None  # called once the addresses are bound
     on_loading: Callable[[LoadStatus], None] | None = None  # called again and again while models load
     hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = None  # the app is the one with the prediction routes
+    stopping: StopEvents | None = None  # of a server in a thread of a process that is not its own; None: signals stop it
 
 
 DEFAULT_OPTIONS = ServeOptions()
@@ -109,15 +119,6 @@ class _ServerParts:
     tls: ssl.SSLContext | None
     jobs: Jobs | None
     predecessor: Predecessor | None
-
-
-@dataclass(frozen=True)
-class _StopEvents:
-    """Stops requested by signals."""
-
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
-    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # by a second Ctrl-C
-    replaced: asyncio.Event = field(default_factory=asyncio.Event)  # another server has the addresses, and asks for the stop
 
 
 def serve(
@@ -146,9 +147,10 @@ async def serve_async(
     required_tokens(settings)
     log_privileges(settings, os.environ, platform_decides=options.hosted is not None)
     worker_files = raise_limit()
-    stopping = _StopEvents()
+    stopping = options.stopping or StopEvents()
     tls = tls_context(settings)
-    _stop_on_signals(stopping)
+    if options.stopping is None:
+        _stop_on_signals(stopping)
     read_metrics_config(settings.metrics_config)
     grpc = grpc_addresses(settings)
     with contextlib.ExitStack() as held:
@@ -214,7 +216,7 @@ def _keys(settings: Settings, before: Predecessor | None, replaced: asyncio.Even
 
 async def _answer(
     parts: _ServerParts,
-    stopping: _StopEvents,
+    stopping: StopEvents,
     options: ServeOptions,
     models: Sequence[StartModel],
     on_ready: Callable[[dict[str, str]], None],
@@ -253,8 +255,9 @@ async def _answer(
                 await jobs.resume()
             if snapshots is not None:
                 snapshots.begin(registry)
-            gc.collect()
-            gc.freeze()  # modules, routes and schemas stay: collections, which block the loop, need not look at them again
+            if options.stopping is None:
+                gc.collect()
+                gc.freeze()  # modules, routes and schemas stay: collections, which block the loop, need not look at them again
             meeting = meeting_point(settings) if options.hosted is None else None
             tokens = partial(made_up_tokens, parts.keys, settings)  # of the moment: clients renew them
 
@@ -307,7 +310,7 @@ def _hosted(options: ServeOptions, registry: Registry, apps: Sequence[ServerApp]
 
 
 async def _failure_to_load(
-    hosted: HostedPlatform | None, models: Sequence[StartModel], stopping: _StopEvents
+    hosted: HostedPlatform | None, models: Sequence[StartModel], stopping: StopEvents
 ) -> TsxError | ArchiveError | None:
     """Wait until a stop is requested, or a model that loads while the server answers has failed."""
     try:
@@ -327,7 +330,7 @@ async def _delay(seconds: float, hurry: asyncio.Event) -> None:
             await asyncio.wait_for(hurry.wait(), seconds)
 
 
-def _stop_on_signals(stopping: _StopEvents) -> None:
+def _stop_on_signals(stopping: StopEvents) -> None:
     """The first signal requests a stop, a second Ctrl-C an immediate one."""
     loop = asyncio.get_running_loop()
 

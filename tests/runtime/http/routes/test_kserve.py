@@ -50,7 +50,7 @@ def test_v1_is_also_where_torchserve_has_it(server):
 
 
 def test_models_tell_what_they_are(server):
-    reported = {"name": "talker", "versions": ["1.0", "2.0"], "platform": "", "inputs": [], "outputs": []}
+    reported = {"name": "talker", "versions": ["1.0", "2.0"], "platform": "", "inputs": [], "outputs": [], "parameters": {}}
     assert server.inference.get("/v2/models/talker").json() == reported
     assert server.inference.get("/v2/models/talker/versions/2.0").json() == reported | {"versions": ["2.0"]}
 

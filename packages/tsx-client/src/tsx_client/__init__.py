@@ -1,0 +1,44 @@
+"""A client for models that tsx serves.
+
+with Client("http://127.0.0.1:8080", timeout=5) as client:
+    client.models.digits.predict(image=Path("7.png"))
+"""
+
+from tsx_client.bodies import FileInput, Signature
+from tsx_client.client import AsyncClient, Client, Core, Model, Models
+from tsx_client.errors import (
+    AccessDenied,
+    ClientError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    RequestFailed,
+    ServerError,
+    StreamInterrupted,
+)
+from tsx_client.exchange import Retry
+from tsx_client.streams import Event
+
+__all__ = [
+    "AccessDenied",
+    "AsyncClient",
+    "Client",
+    "ClientError",
+    "ConnectionFailed",
+    "Core",
+    "DeadlineExceeded",
+    "Event",
+    "FileInput",
+    "InvalidRequest",
+    "Model",
+    "Models",
+    "NotFound",
+    "Overloaded",
+    "RequestFailed",
+    "Retry",
+    "ServerError",
+    "Signature",
+    "StreamInterrupted",
+]

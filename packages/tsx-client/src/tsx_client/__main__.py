@@ -1,0 +1,35 @@
+"""`python -m tsx_client generate URL -o stubs.py`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tsx_client.client import Client
+from tsx_client.errors import ClientError
+from tsx_client.stubs import generate
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m tsx_client", description="Write Python that names a server's models, for editors and mypy.")
+    parser.add_argument("command", choices=["generate"])
+    parser.add_argument("url", help="address of predictions, such as http://127.0.0.1:8080")
+    parser.add_argument("-o", "--output", type=Path, help="file to write; standard output if not given")
+    arguments = parser.parse_args(argv)
+    try:
+        with Client(arguments.url) as client:
+            text = generate(client)
+    except ClientError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if arguments.output is None:
+        print(text, end="")
+    else:
+        arguments.output.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

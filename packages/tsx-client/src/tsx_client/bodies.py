@@ -1,0 +1,183 @@
+"""The bodies of requests from Python's values, and Python's values from answers.
+
+bytes, a Path, an open file, a PIL image   the body itself
+str                                        text; of a model that takes images or files, a path
+arrays of numpy, tensors of torch          tensors of the Open Inference Protocol, as bytes
+several values, one of which is a file     a form
+anything else                              JSON
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import mimetypes
+import os
+import struct
+from collections.abc import Mapping
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+from typing import IO, Any, NamedTuple, TypeAlias
+
+FileInput: TypeAlias = "bytes | str | os.PathLike[str] | IO[bytes] | Any"  # Any: an image of PIL
+HEAD_LENGTH = "inference-header-content-length"  # of the protocol: bytes of JSON before those of the tensors
+DTYPES = {"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+DTYPES |= {f"{sign}INT{8 * size}": f"<{sign.lower() or 'i'}{size}" for sign in ("", "U") for size in (1, 2, 4, 8)}
+_DATATYPES = {dtype: name for name, dtype in DTYPES.items()} | {"|b1": "BOOL", "|i1": "INT8", "|u1": "UINT8", "<b1": "BOOL"}
+_FILES = ("image", "file")
+
+
+class Signature(NamedTuple):
+    """What a server says that a model takes."""
+
+    kind: str | None = None  # of the body: image, text, json, file
+    tensors: Mapping[str, tuple[str, list[int]]] = {}  # datatype and shape by name
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> Signature:
+        tensors = {each["name"]: (each["datatype"], each["shape"]) for each in metadata.get("inputs", ())}
+        return cls((metadata.get("parameters") or {}).get("input"), tensors)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the arguments that `predict` takes; empty where that is not known."""
+        return list(self.tensors) or ([] if self.kind is None else ["data" if self.kind == "json" else self.kind])
+
+
+class Content(NamedTuple):
+    """`fields`: of a form, by name, in place of `body`."""
+
+    body: bytes = b""
+    type: str | None = None
+    infers: bool = False  # tensors, for the path of the Open Inference Protocol
+    headers: Mapping[str, str] = {}
+    fields: Mapping[str, tuple[str, bytes, str]] | None = None
+
+
+def encode(signature: Signature, payload: Any, inputs: Mapping[str, Any]) -> Content:
+    """Raises TypeError for what the model does not take."""
+    if payload is not None and inputs:
+        raise TypeError(f"Give one value, or values by name ({', '.join(inputs)}), and not both.")
+    if inputs and signature.names and not set(inputs) <= set(signature.names):
+        raise TypeError(f"The model takes {', '.join(signature.names)}, and was given {', '.join(inputs)}.")
+    if signature.tensors and (inputs or hasattr(payload, "__array__")):
+        return _tensors(inputs or {next(iter(signature.tensors)): payload}, signature)
+    if not inputs:
+        return _tensors({"input": payload}, signature) if hasattr(payload, "__array__") else _single(payload, signature.kind)
+    if set(inputs) == set(signature.names):
+        return _single(next(iter(inputs.values())), signature.kind)
+    if any(hasattr(value, "__array__") for value in inputs.values()):
+        return _tensors(inputs, signature)
+    if any(_is_file(value) for value in inputs.values()):
+        return Content(fields={name: _field(name, value) for name, value in inputs.items()})
+    return Content(json.dumps(inputs).encode(), "application/json")
+
+
+def decode(headers: Mapping[str, str], body: bytes) -> Any:
+    """JSON as values, text as str, tensors by name, anything else as bytes. What names no type is JSON where it is written so."""
+    kind = headers.get("content-type", "").partition(";")[0]
+    if HEAD_LENGTH in headers:
+        length = int(headers[HEAD_LENGTH])
+        return _outputs(json.loads(body[:length]), body[length:])
+    if kind == "application/json":
+        return json.loads(body)
+    if not kind and body[:1] in (b"{", b"["):
+        with suppress(ValueError):
+            return json.loads(body)
+    return body.decode() if kind.startswith("text/") else body
+
+
+def _single(value: Any, kind: str | None) -> Content:
+    if isinstance(value, str) and kind in _FILES:
+        value = Path(value)
+    if isinstance(value, str):
+        return Content(value.encode(), "text/plain; charset=utf-8")
+    if value is None:
+        return Content()
+    if not _is_file(value) or kind == "json":
+        return Content(json.dumps(value).encode(), "application/json")
+    name, body = _read(value)
+    return Content(body, mimetypes.guess_type(name)[0] or "application/octet-stream")
+
+
+def _is_file(value: Any) -> bool:
+    return isinstance(value, bytes | bytearray | memoryview | os.PathLike) or hasattr(value, "read") or hasattr(value, "save")
+
+
+def _read(value: Any) -> tuple[str, bytes]:
+    """Name and content."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return "", bytes(value)
+    if isinstance(value, os.PathLike):
+        return Path(value).name, Path(value).read_bytes()
+    if hasattr(value, "read"):
+        return str(getattr(value, "name", "")), value.read()
+    written = io.BytesIO()
+    value.save(written, "PNG")
+    return "image.png", written.getvalue()
+
+
+def _field(name: str, value: Any) -> tuple[str, bytes, str]:
+    if _is_file(value):
+        file, body = _read(value)
+        return Path(file).name or name, body, mimetypes.guess_type(file)[0] or "application/octet-stream"
+    return "", (value if isinstance(value, str) else json.dumps(value)).encode(), "text/plain; charset=utf-8"
+
+
+def _tensors(inputs: Mapping[str, Any], signature: Signature) -> Content:
+    entries, parts = [], []
+    for name, value in inputs.items():
+        wanted = signature.tensors.get(name, (None, []))[0]
+        if hasattr(value, "__array__"):
+            kind, shape, data = _as_bytes(value, wanted)
+            entries.append({"name": name, "shape": shape, "datatype": kind, "parameters": {"binary_data_size": len(data)}})
+            parts.append(data)
+        else:
+            entries.append({"name": name, "shape": _shape(value), "datatype": wanted or "FP32", "data": value})
+    head = json.dumps({"inputs": entries, "parameters": {"binary_data_output": bool(parts)}}).encode()
+    if not parts:
+        return Content(head, "application/json", True)
+    return Content(b"".join([head, *parts]), "application/octet-stream", True, {HEAD_LENGTH: str(len(head))})
+
+
+def _as_bytes(value: Any, wanted: str | None) -> tuple[str, list[int], bytes]:
+    import numpy as np  # here: an extra, which whoever has an array has
+
+    array = np.asarray(value)
+    if wanted in DTYPES and np.can_cast(array.dtype, DTYPES[wanted], "same_kind"):
+        array = array.astype(DTYPES[wanted], copy=False)
+    array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    if array.dtype.str not in _DATATYPES:
+        raise TypeError(f"Arrays of {array.dtype} cannot be sent. Convert it to numbers, such as float32.")
+    return _DATATYPES[array.dtype.str], list(array.shape), array.tobytes()
+
+
+def _shape(value: Any) -> list[int]:
+    return [len(value), *_shape(value[0])] if isinstance(value, list | tuple) and value else []
+
+
+def _outputs(answer: Mapping[str, Any], raw: bytes) -> dict[str, Any]:
+    import numpy as np  # here, as above: only a request of arrays is answered so
+
+    found: dict[str, Any] = {}
+    for each in answer["outputs"]:
+        size = (each.get("parameters") or {}).get("binary_data_size")
+        data, raw = (each.get("data"), raw) if size is None else (raw[:size], raw[size:])
+        if each["datatype"] in DTYPES:
+            dtype = DTYPES[each["datatype"]]
+            array = np.array(data, dtype) if size is None else np.frombuffer(data, dtype)
+            found[each["name"]] = array.reshape(each["shape"])
+        else:
+            found[each["name"]] = data if size is None else _texts(data, prod(each["shape"]))
+    return found
+
+
+def _texts(data: bytes, count: int) -> list[bytes]:
+    """The elements of a BYTES tensor, each behind its length."""
+    found = []
+    for _ in range(count):
+        (size,) = struct.unpack_from("<I", data)
+        found.append(data[4 : 4 + size])
+        data = data[4 + size :]
+    return found

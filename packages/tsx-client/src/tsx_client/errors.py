@@ -1,0 +1,101 @@
+"""The errors of a client.
+
+ClientError
+├── ConnectionFailed      no server answered, or the connection was lost
+├── DeadlineExceeded      `timeout` has passed
+├── StreamInterrupted     an answer that had begun did not end
+└── RequestFailed         the server's answer is an error: `status`, `type`, `message`, `request_id`
+    ├── InvalidRequest    another 4xx
+    ├── AccessDenied      401, 403, or a wrong token
+    ├── NotFound          404
+    ├── Overloaded        429 or 503: `retry_after` says when to come again
+    └── ServerError       another 5xx
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
+from time import time
+
+
+class ClientError(Exception):
+    """The root."""
+
+
+class ConnectionFailed(ClientError):
+    """`before_request`: the server has seen nothing of the request."""
+
+    def __init__(self, message: str, *, before_request: bool = False) -> None:
+        super().__init__(message)
+        self.before_request = before_request
+
+
+class DeadlineExceeded(ClientError):
+    """Whether the model ran is not known."""
+
+
+class StreamInterrupted(ClientError):
+    """The pieces so far are valid."""
+
+
+class RequestFailed(ClientError):
+    """`type` is TorchServe's name of the error, or empty; `body` the answer as it came."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        self.status, self.headers, self.body = status, headers, body
+        self.request_id = headers.get("x-request-id")
+        self.retry_after = _seconds(headers.get("retry-after"))
+        self.type, self.message = _read(body)
+        super().__init__(f"{self.message} (status {status}, request {self.request_id or 'without an id'})")
+
+
+class InvalidRequest(RequestFailed):
+    """The request is wrong."""
+
+
+class AccessDenied(RequestFailed):
+    """The token is missing or wrong, or the server is not open to this client."""
+
+
+class NotFound(RequestFailed):
+    """No such model, version or path."""
+
+
+class Overloaded(RequestFailed):
+    """No room, no worker, or no time."""
+
+
+class ServerError(RequestFailed):
+    """The handler failed, or the server."""
+
+
+def failure(status: int, headers: Mapping[str, str], body: bytes) -> RequestFailed:
+    if b"InvalidKeyException" in body[:200]:
+        return AccessDenied(status, headers, body)
+    if b"InternalServerException" in body[:200]:  # also with 503, for a handler that failed (`handler_error_status`), and that has run
+        return ServerError(status, headers, body)
+    kinds = {401: AccessDenied, 403: AccessDenied, 404: NotFound, 429: Overloaded, 503: Overloaded}
+    kind: type[RequestFailed] = kinds.get(status) or (InvalidRequest if status < 500 else ServerError)
+    return kind(status, headers, body)
+
+
+def _read(body: bytes) -> tuple[str, str]:
+    """Type and message of TorchServe's form, or of OpenAI's."""
+    try:
+        given = json.loads(body)
+        own = given if "message" in given else given["error"]
+        return str(own.get("type") or ""), str(own["message"]).strip()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return "", body[:500].decode(errors="replace").strip() or "The answer has no text."
+
+
+def _seconds(value: str | None) -> float | None:
+    """Of a Retry-After."""
+    if value is None:
+        return None
+    try:
+        return max(0.0, float(value) if value.strip().isdigit() else parsedate_to_datetime(value).timestamp() - time())
+    except (ValueError, TypeError):
+        return None

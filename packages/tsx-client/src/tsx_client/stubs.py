@@ -1,0 +1,90 @@
+"""Python that names the models of a server and what they take, for editors and type checkers."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Mapping
+from typing import Any
+
+from tsx_client.bodies import Signature
+from tsx_client.client import Client
+
+HEAD = '''\
+"""The models of {url}. Made by `tsx client generate`: make it anew when they change."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tsx_client
+from tsx_client import FileInput
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+'''
+MODEL = '''
+
+class {name}(tsx_client.Model["Client"]):
+    """{text}"""
+
+    if TYPE_CHECKING:
+
+        def predict(self, {arguments}) -> Any: ...
+        def stream(self, {arguments}) -> Iterator[tsx_client.Event | str | bytes]: ...
+
+
+class Async{name}(tsx_client.Model["AsyncClient"]):
+    """{text}"""
+
+    if TYPE_CHECKING:
+
+        async def predict(self, {arguments}) -> Any: ...
+        def stream(self, {arguments}) -> AsyncIterator[tsx_client.Event | str | bytes]: ...
+'''
+CLIENT = """
+
+class {prefix}Models(tsx_client.Models["{prefix}Client"]):
+{models}
+
+class {prefix}Client(tsx_client.{prefix}Client):
+    if TYPE_CHECKING:
+        models: {prefix}Models
+"""
+TYPES = {"text": "str", "image": "FileInput", "file": "FileInput", "json": "Any"}
+OPTIONS = "version: str | None = None, timeout: float | None = None, headers: dict[str, str] | None = None"
+
+
+def generate(client: Client) -> str:
+    return render(client.url, {name: client.metadata(name) for name in client.model_names()})
+
+
+def render(url: str, models: Mapping[str, Mapping[str, Any]]) -> str:
+    """`models`: the metadata of each, by name. A name that is none of Python's is left to `client.models["its-name"]`."""
+    named = {name: found for name, found in sorted(models.items()) if name.isidentifier() and not keyword.iskeyword(name)}
+    text = HEAD.format(url=url)
+    for name, metadata in named.items():
+        versions = ", ".join(metadata.get("versions", ()))
+        signature = Signature.of(metadata)
+        text += MODEL.format(name=_class(name), text=f"Versions {versions}." + _described(signature), arguments=_arguments(signature))
+    for prefix in ("", "Async"):
+        lines = [f"    {name}: {prefix}{_class(name)}\n" for name in named]
+        text += CLIENT.format(prefix=prefix, models="".join(lines) or "    pass\n")
+    return text
+
+
+def _class(name: str) -> str:
+    return "".join(part[:1].upper() + part[1:] for part in name.split("_")) + "Model"
+
+
+def _described(signature: Signature) -> str:
+    return "".join(f" {name}: {kind} of shape {shape}." for name, (kind, shape) in signature.tensors.items())
+
+
+def _arguments(signature: Signature) -> str:
+    kind = "Any" if signature.tensors else TYPES.get(signature.kind or "", "Any")
+    names = [name for name in signature.names if name.isidentifier() and not keyword.iskeyword(name)]
+    if not names:
+        return f"payload: Any = None, /, *, {OPTIONS}, **inputs: Any"
+    return f"*, {', '.join(f'{name}: {kind}' for name in names)}, {OPTIONS}"

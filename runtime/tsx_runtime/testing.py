@@ -1,0 +1,110 @@
+"""A server for tests of handlers: the front end in a thread of this process, the workers as real processes.
+
+from tsx_runtime.testing import serve
+
+def test_it_finds_a_city():
+    with serve("city.mar") as server:
+        assert server.client.post("/predictions/city", content=b"Rome").json()["position"] == [41.9, 12.5]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tsx_archiver import ArchiveSpec, write_archive
+from tsx_runtime.errors import SettingError
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.sources import load_settings
+from tsx_runtime.targets.server.server import RunningServer, ServeOptions, StopEvents
+from tsx_runtime.targets.server.server import serve as run_server
+from tsx_runtime.targets.server.startup import start_model
+
+if TYPE_CHECKING:
+    import httpx
+
+Servable: TypeAlias = "str | os.PathLike[str] | ArchiveSpec"
+FREE_PORT = "http://127.0.0.1:0"
+
+
+@dataclass(frozen=True)
+class ServerUnderTest:
+    """A server that answers. `addresses` are by role: inference, management, metrics, and those of gRPC where it is enabled."""
+
+    settings: Settings
+    addresses: dict[str, str]
+    _clients: list[httpx.Client] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        """Of the inference API."""
+        return self.addresses["inference"]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The inference token, where the settings have one."""
+        token = self.settings.inference_token
+        return {} if token is None else {"Authorization": f"Bearer {token}"}
+
+    @cached_property
+    def client(self) -> httpx.Client:
+        """For `url`, with `headers` and without a timeout. Closed with the server."""
+        try:
+            import httpx  # here, because no server needs it
+        except ImportError as error:
+            raise SettingError("server.client needs httpx: pip install httpx, or use another client with server.url") from error
+        client = httpx.Client(base_url=self.url, headers=self.headers, timeout=None, trust_env=False)
+        self._clients.append(client)
+        return client
+
+
+@contextmanager
+def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
+    """Serve archives, unpacked archives, or what `ArchiveSpec`s describe, while the context lasts.
+
+    `settings` are those of docs/reference/settings.md, such as `inference_token="secret"`; the environment and tsx.toml are not read. Ports
+    are free ones, the state is in a temporary directory, and gRPC is off unless `enable_grpc=True`. At the end, requests that still run are
+    refused. Raises what `tsx serve` reports: ArchiveError, LoadFailed, SettingError.
+    """
+    with TemporaryDirectory(prefix="tsx-testing-") as own:
+        usual: dict[str, object] = {f"{role}_address": FREE_PORT for role in ("inference", "management", "metrics")}
+        usual |= {"enable_grpc": False, "grpc_inference_port": 0, "grpc_management_port": 0, "state_dir": Path(own, "state")}
+        loaded, _ = load_settings(usual | settings, {})
+        starts = [start_model(_archive(model, Path(own, "models"))) for model in models]
+        ready: Future[tuple[RunningServer, asyncio.AbstractEventLoop]] = Future()
+        stopping = StopEvents()
+        options = ServeOptions(stopping=stopping)
+
+        def run() -> None:
+            try:
+                run_server(loaded, starts, lambda server: ready.set_result((server, asyncio.get_running_loop())), options)
+            except BaseException as error:  # the boundary of the thread: raised in the test, unless the server ran
+                if ready.done():
+                    raise
+                ready.set_exception(error)
+
+        thread = threading.Thread(target=run, name="tsx server", daemon=True)
+        thread.start()
+        running, loop = ready.result()
+        server = ServerUnderTest(loaded, running.addresses)
+        try:
+            yield server
+        finally:
+            for client in server._clients:
+                client.close()
+            for event in (stopping.hurry, stopping.asked):
+                loop.call_soon_threadsafe(event.set)
+            thread.join()
+
+
+def _archive(model: Servable, directory: Path) -> Path:
+    return write_archive(model, directory) if isinstance(model, ArchiveSpec) else Path(model)

@@ -1,0 +1,109 @@
+"""Bodies from Python's values and back, and the pieces of streams."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tsx_client import Event, Signature
+from tsx_client.bodies import HEAD_LENGTH, Content, decode, encode
+from tsx_client.streams import Pieces
+
+IMAGE = Signature("image")
+TENSORS = Signature("json", {"x": ("FP32", [-1, 2]), "n": ("INT64", [-1])})
+
+
+def test_a_value_is_the_body_and_its_type_says_what_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "7.png"
+    file.write_bytes(b"png")
+    unknown = Signature()
+    assert encode(unknown, b"x", {}) == Content(b"x", "application/octet-stream")
+    assert encode(unknown, "text", {}) == Content(b"text", "text/plain; charset=utf-8")
+    assert encode(unknown, {"a": [1]}, {}) == Content(b'{"a": [1]}', "application/json")
+    assert encode(unknown, None, {}) == Content()
+    for image in (file, file.open("rb"), str(file)):
+        assert encode(IMAGE, None, {"image": image}) == Content(b"png", "image/png")
+    drawn = encode(IMAGE, Image.new("L", (2, 3)), {})
+    assert (drawn.type, Image.open(io.BytesIO(drawn.body)).size) == ("image/png", (2, 3))
+    assert encode(Signature("text"), None, {"text": "hi"}) == Content(b"hi", "text/plain; charset=utf-8")
+    assert encode(Signature("json"), None, {"data": "hi"}) == Content(b"hi", "text/plain; charset=utf-8")
+
+
+def test_values_by_name_are_json_or_a_form() -> None:
+    assert encode(Signature(), None, {"a": 1, "b": [2]}) == Content(b'{"a": 1, "b": [2]}', "application/json")
+    form = encode(Signature(), None, {"file": b"\0", "note": "n", "count": 2})
+    text = "text/plain; charset=utf-8"
+    assert form.fields == {"file": ("file", b"\0", "application/octet-stream"), "note": ("", b"n", text), "count": ("", b"2", text)}
+
+
+def test_a_name_that_the_model_does_not_take_is_an_error() -> None:
+    with pytest.raises(TypeError, match="The model takes image, and was given text"):
+        encode(IMAGE, None, {"text": "x"})
+    with pytest.raises(TypeError, match="not both"):
+        encode(IMAGE, b"x", {"image": b"x"})
+
+
+def test_arrays_are_tensors_of_the_type_that_the_model_takes() -> None:
+    content = encode(TENSORS, None, {"x": np.array([[1, 2.5]]), "n": [3]})
+    length = int(content.headers[HEAD_LENGTH])
+    head = json.loads(content.body[:length])
+    assert content.infers
+    assert head["inputs"] == [
+        {"name": "x", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}},
+        {"name": "n", "shape": [1], "datatype": "INT64", "data": [3]},
+    ]
+    assert np.frombuffer(content.body[length:], "<f4").tolist() == [1, 2.5]
+    assert json.loads(encode(TENSORS, None, {"x": [[1, 2]]}).body)["inputs"][0]["shape"] == [1, 2]
+    big_endian = encode(Signature(), np.array([1, 2], ">i4"), {})
+    assert big_endian.body.endswith(b"\1\0\0\0\2\0\0\0")
+    with pytest.raises(TypeError, match="cannot be sent"):
+        encode(Signature(), np.array([1j]), {})
+
+
+def test_answers_become_values() -> None:
+    def of(body: bytes, kind: str = "", **headers: str) -> Any:
+        return decode({"content-type": kind, **headers}, body)
+
+    assert of(b'{"a": 1}', "application/json") == {"a": 1}
+    assert of("é".encode(), "text/plain; charset=utf-8") == "é"
+    assert of(b"\x89PNG", "image/png") == b"\x89PNG"
+    assert of(b'[{"a": 1}]') == [{"a": 1}]
+    assert of(b"{broken") == b"{broken"
+    tensors: list[dict[str, Any]] = [
+        {"name": "a", "datatype": "INT32", "shape": [2, 1], "parameters": {"binary_data_size": 8}},
+        {"name": "b", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 11}},
+        {"name": "c", "datatype": "FP64", "shape": [1], "data": [0.5]},
+        {"name": "d", "datatype": "BYTES", "shape": [1], "data": ["x"]},
+    ]
+    head = json.dumps({"outputs": tensors}).encode()
+    raw = b"\1\0\0\0\2\0\0\0" + b"\1\0\0\0a" + b"\2\0\0\0bc"
+    found = decode({HEAD_LENGTH: str(len(head))}, head + raw)
+    assert {name: np.asarray(value).tolist() for name, value in found.items()} == {
+        "a": [[1], [2]],
+        "b": [b"a", b"bc"],
+        "c": [0.5],
+        "d": ["x"],
+    }
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
+def test_server_sent_events_come_out_of_pieces_wherever_they_are_cut(size: int) -> None:
+    text = ": hi\r\n\r\ndata: é\r\nevent: x\r\nid: 4\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: late\n\n".encode()
+    pieces = Pieces("text/event-stream; charset=utf-8")
+    found = [event for at in range(0, len(text), size) for event in pieces.feed(text[at : at + size])]
+    found += pieces.feed(b"", last=True)
+    assert found == [Event("é", "x", "4"), Event("two\nthree")]
+    assert Event('{"a": 1}').json() == {"a": 1}
+
+
+def test_text_is_not_cut_within_a_character_and_bytes_stay_bytes() -> None:
+    text = Pieces("text/plain")
+    euro = "€".encode()
+    assert [*text.feed(euro[:1]), *text.feed(euro[1:] + b"a"), *text.feed(b"", last=True)] == ["€a"]
+    assert [*Pieces("").feed(b"\xff"), *Pieces("").feed(b"", last=True)] == [b"\xff"]

@@ -1,0 +1,242 @@
+"""The clients against a real server, over HTTP, TLS and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+import tsx_client
+from tests.support.certificates import make_certificate
+from tsx_archiver import ArchiveSpec
+from tsx_client import AccessDenied, AsyncClient, Client, ClientError, ConnectionFailed, NotFound, Retry, ServerError, StreamInterrupted
+from tsx_client.__main__ import main
+from tsx_runtime.testing import ServerUnderTest, serve
+
+ROOT = Path(__file__).parents[2]
+DIGITS = ROOT / "examples" / "digits"
+SEVEN = DIGITS / "images" / "7.png"
+STORY = """
+import os
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+
+def handle(data, context):
+    if data is None:
+        return None
+    return [tell(index, row["body"], context) for index, row in enumerate(data)]
+
+
+def tell(index, body, context):
+    def send(piece):
+        send_intermediate_predict_response([piece], {index: context.get_request_id(index)}, "", 200, context)
+
+    word = body if isinstance(body, str) else bytes(body).decode() if isinstance(body, (bytes, bytearray)) else body["do"]
+    if word == "headers":
+        return dict(context.get_all_request_header(index))
+    if word == "events":
+        context.set_response_content_type(index, "text/event-stream")
+        send('data: {"n": 1}\\n\\n')
+        return 'data: {"n": 2}\\n\\ndata: [DONE]\\n\\n'
+    send("a")
+    while word == "endless":
+        send("b" * 1000)
+    if word == "die":
+        os._exit(7)
+    return "c"
+"""
+Call = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerUnderTest]:
+    directory = tmp_path_factory.mktemp("client")
+    (directory / "story.py").write_text(STORY)
+    digits = ArchiveSpec(
+        "digits",
+        str(DIGITS / "handler.py"),
+        serialized_file=DIGITS / "digits.pth",
+        model_file=DIGITS / "model.py",
+        extra_files=[DIGITS / "index_to_name.json"],
+    )
+    numbers = ArchiveSpec("numbers", "base_handler", serialized_file=DIGITS / "digits.pt2")
+    odd = ArchiveSpec("odd-name", str(directory / "story.py"))
+    with serve(digits, numbers, ArchiveSpec("story", str(directory / "story.py")), odd, enable_grpc=True) as server:
+        yield server
+
+
+def synchronous(url: str, **options: Any) -> tuple[Call, Call]:
+    """`predict` and `stream` of a client that is closed behind each call."""
+
+    def predict(*values: Any, **named: Any) -> Any:
+        with Client(url, timeout=60, **options) as client:
+            return client.predict(*values, **named)
+
+    def stream(*values: Any, **named: Any) -> Any:
+        with Client(url, timeout=60, **options) as client:
+            return list(client.stream(*values, **named))
+
+    return predict, stream
+
+
+def asynchronous(url: str, **options: Any) -> tuple[Call, Call]:
+    async def predict(*values: Any, **named: Any) -> Any:
+        async with AsyncClient(url, timeout=60, **options) as client:
+            return await client.predict(*values, **named)
+
+    async def stream(*values: Any, **named: Any) -> Any:
+        async with AsyncClient(url, timeout=60, **options) as client:
+            return [piece async for piece in client.stream(*values, **named)]
+
+    return lambda *values, **named: asyncio.run(predict(*values, **named)), lambda *values, **named: asyncio.run(stream(*values, **named))
+
+
+@pytest.fixture(params=["http", "async http", "grpc", "async grpc"])
+def calls(request: pytest.FixtureRequest, server: ServerUnderTest) -> tuple[Call, Call]:
+    options = {"grpc": server.addresses["grpc_inference"]} if "grpc" in request.param else {}
+    return (asynchronous if "async" in request.param else synchronous)(server.url, **options)
+
+
+def test_every_client_predicts_and_streams(calls: tuple[Call, Call]) -> None:
+    predict, stream = calls
+    assert next(iter(predict("digits", image=SEVEN))) == "seven"
+    assert next(iter(predict("digits", SEVEN.read_bytes(), version="1.0"))) == "seven"
+    assert predict("numbers", images=np.zeros((2, 1, 8, 8)))["output"].shape == (2, 10)
+    assert b"".join(stream("story", b"tell")) == b"ac"
+    assert predict("story", b"tell") == b"ac"
+    with pytest.raises(NotFound, match="Model not found: nothing") as caught:
+        predict("nothing", b"x")
+    assert caught.value.type == "ModelNotFoundException"
+    with pytest.raises(ServerError) as failed:
+        predict("story", b"\xff")
+    assert failed.value.status == 500
+    with pytest.raises(StreamInterrupted):
+        stream("story", b"die")
+
+
+def test_events_are_parsed(server: ServerUnderTest) -> None:
+    with Client(server.url) as client:
+        assert [event.json() for event in client.stream("story", "events")] == [{"n": 1}, {"n": 2}]
+
+
+def test_models_are_attributes_and_their_signature_says_what_they_take(server: ServerUnderTest) -> None:
+    with Client(server.url) as client:
+        assert client.model_names() == ["digits", "numbers", "odd-name", "story"]
+        assert client.metadata("numbers")["inputs"] == [{"name": "images", "datatype": "FP32", "shape": [-1, 1, 8, 8]}]
+        assert client.metadata("digits", version="1.0")["parameters"] == {"input": "image"}
+        assert next(iter(client.models.digits.predict(image=str(SEVEN)))) == "seven"
+        assert list(client.models["odd-name"].stream({"do": "tell"})) == [b"a", b"c"]
+        with pytest.raises(TypeError, match="takes image"):
+            client.models.digits.predict(text="seven")
+
+
+def test_who_leaves_a_stream_ends_it(server: ServerUnderTest) -> None:
+    with Client(server.url, timeout=60) as client:
+        pieces = client.stream("story", "endless")
+        assert next(pieces) == b"a"
+        pieces.close()  # type: ignore[attr-defined]  # it is a generator
+        assert client.predict("story", "tell") == b"ac"  # by the only worker
+
+
+def test_deadline_trace_and_own_headers_reach_the_handler(server: ServerUnderTest) -> None:
+    from opentelemetry import trace
+    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
+
+    with Client(server.url, timeout=60, trace=True) as client:
+        seen = client.predict("story", "headers", headers={"X-Own": "1"})
+        span = NonRecordingSpan(SpanContext(1, 2, is_remote=False, trace_flags=TraceFlags(1)))
+        with trace.use_span(span):
+            within = client.predict("story", "headers")
+    named = {name.lower(): value for name, value in seen.items()}
+    assert (named["x-own"], named["traceparent"][:3], named["traceparent"][-3:]) == ("1", "00-", "-01")
+    assert 59_000 <= int(named["x-tsx-timeout-ms"]) <= 60_000
+    assert {name.lower(): value for name, value in within.items()}["traceparent"] == f"00-{1:032x}-{2:016x}-01"
+
+
+def test_no_server_is_an_error_that_names_the_address() -> None:
+    for client in (Client("http://127.0.0.1:9", retry=Retry(2, 0.01)), Client("http://127.0.0.1:9", grpc="127.0.0.1:9", retry=Retry(1))):
+        with client, pytest.raises(ConnectionFailed, match=r"No server answers at http://127\.0\.0\.1:9") as caught:
+            client.predict("m", b"x")
+        assert caught.value.before_request
+
+
+def test_tls_and_tokens(server: ServerUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = make_certificate(tmp_path)
+    (tmp_path / "story.py").write_text(STORY)
+    settings = {"inference_address": "https://localhost:0", "inference_token": "a", "worker_preload": False}
+    settings |= {"certificate_file": pair.certificate, "private_key_file": pair.key, "enable_grpc_ssl": True, "enable_grpc": True}
+    with serve(ArchiveSpec("story", str(tmp_path / "story.py")), **settings) as own:
+        trusted = ssl.create_default_context(cafile=pair.certificate)
+        with Client(own.url, token="a", verify=trusted) as client:
+            assert client.predict("story", "tell") == b"ac"
+        grpc = own.addresses["grpc_inference"].replace("127.0.0.1", "localhost")
+        with Client(own.url, token="a", verify=trusted, grpc=grpc) as client:
+            assert client.predict("story", b"tell") == b"ac"
+        monkeypatch.setenv("TSX_INFERENCE_TOKEN", "b")
+        with Client(own.url, verify=trusted) as client, pytest.raises(AccessDenied):
+            client.predict("story", "tell")
+        with Client(own.url, retry=Retry(1)) as client, pytest.raises(ConnectionFailed, match="certificate"):
+            client.predict("story", "tell")
+
+
+def test_a_connection_is_used_again(server: ServerUnderTest) -> None:
+    with Client(server.url) as client:
+        for _ in range(3):
+            client.predict("story", "tell")
+        pool = client._http._transport._pool  # type: ignore[attr-defined]
+        assert len(pool.connections) == 1
+
+
+def test_openai_has_its_own_client(server: ServerUnderTest) -> None:
+    with Client(server.url, token="a") as client:
+        own = client.openai()
+    assert (str(own.base_url), own.api_key) == (f"{server.url}/v1/", "a")
+
+
+@pytest.mark.slow
+def test_stubs_name_models_and_inputs_for_type_checkers(server: ServerUnderTest, tmp_path: Path) -> None:
+    stubs, program = tmp_path / "stubs.py", tmp_path / "program.py"
+    assert main(["generate", server.url, "-o", str(stubs)]) == 0
+    program.write_text(
+        f"from stubs import AsyncClient, Client\n\nclient = Client({server.url!r})\n"
+        "print(client.models.digits.predict(image='7.png'))\nclient.models.digits.predict(text='seven')\nclient.models.gone\n"
+        "async def main() -> None:\n    await AsyncClient().models.numbers.predict(images=[[0.0]], timeout='long')\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "stubs.py", "program.py"]
+    source = str(ROOT / "packages" / "tsx-client" / "src")
+    environment = {"MYPYPATH": source, "PYTHONPATH": source, "PATH": ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    errors = [line.split(": ", 2) for line in done.stdout.splitlines() if ": error:" in line]
+    assert [(place, text.rpartition("[")[2]) for place, _, text in errors] == [
+        ("program.py:5", "call-arg]"),
+        ("program.py:6", "attr-defined]"),
+        ("program.py:8", "arg-type]"),
+    ], done.stdout
+    run = subprocess.run(
+        [sys.executable, "stubs.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_generate_prints_and_reports_a_server_that_is_not_there(server: ServerUnderTest, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", server.url]) == 0
+    assert "odd" not in capsys.readouterr().out.lower()
+    assert main(["generate", "http://127.0.0.1:9"]) == 1
+    assert "No server answers" in capsys.readouterr().err
+
+
+def test_any_transport_of_httpx_takes_the_place_of_a_network() -> None:
+    def handle(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"path": request.url.path, "type": request.headers["content-type"]})
+
+    with Client("http://any/prefix", transport=httpx.MockTransport(handle)) as client:
+        assert client.predict("a/b", {"x": 1}, version="c d")["path"] == "/prefix/predictions/a/b/c d"
+    assert issubclass(tsx_client.RequestFailed, ClientError)

@@ -1,0 +1,131 @@
+"""When a call is sent again, and how long it may take: without a network, with a clock that the test turns."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from tsx_client import (
+    AccessDenied,
+    ClientError,
+    ConnectionFailed,
+    DeadlineExceeded,
+    InvalidRequest,
+    NotFound,
+    Overloaded,
+    Retry,
+    ServerError,
+)
+from tsx_client.errors import failure
+from tsx_client.exchange import Deadline, Send, Wait, exchange
+
+URL = "http://server/predictions/m"
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def answer(status: int, kind: str = "", **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.Response(status, headers=named, content=json.dumps({"code": status, "type": kind, "message": "why"}))
+
+
+Attempts = tuple[Any, list[float], list[httpx.Request]]
+
+
+def drive(*results: httpx.Response | Exception, timeout: float | None = None, takes: float = 0.0) -> Attempts:
+    """The end of a call whose attempts end so and take so long each; the waits, and the requests."""
+    clock = Clock()
+    steps = exchange(lambda: httpx.Request("POST", URL), Retry(), Deadline(timeout, clock))
+    waits, requests, left = [], [], list(results)
+    try:
+        step = next(steps)
+        while True:
+            if isinstance(step, Wait):
+                clock.now += step.seconds
+                waits.append(step.seconds)
+                step = steps.send(None)
+            else:
+                assert isinstance(step, Send)
+                requests.append(step.request)
+                clock.now += takes
+                step = steps.send(left.pop(0))
+    except StopIteration as end:
+        return end.value, waits, requests
+    except ClientError as error:
+        return error, waits, requests
+
+
+def test_what_was_refused_is_sent_again_after_the_time_that_the_server_asks_for() -> None:
+    good = answer(200)
+    end, waits, requests = drive(answer(429, retry_after="2"), answer(503), httpx.ConnectError("refused"), good)
+    assert end is good
+    assert len(requests) == 4
+    assert 2.1 <= waits[0] <= 2.2
+    assert 0.2 <= waits[1] <= 0.4
+    assert 0.4 <= waits[2] <= 0.8
+
+
+def test_after_the_last_attempt_the_error_is_raised() -> None:
+    end, waits, _ = drive(*[answer(503)] * 4)
+    assert isinstance(end, Overloaded)
+    assert len(waits) == 3
+
+
+@pytest.mark.parametrize(
+    ("result", "kind"),
+    [
+        (answer(500), ServerError),
+        (answer(503, "InternalServerException"), ServerError),
+        (answer(400), InvalidRequest),
+        (answer(429, retry_after="31"), Overloaded),
+        (httpx.ReadError("reset"), ConnectionFailed),
+        (httpx.RemoteProtocolError("disconnected"), ConnectionFailed),
+    ],
+)
+def test_what_may_have_run_or_takes_too_long_is_not_sent_again(result: Any, kind: type[ClientError]) -> None:
+    end, waits, _ = drive(result)
+    assert isinstance(end, kind)
+    assert waits == []
+
+
+def test_one_deadline_holds_for_all_attempts_and_the_server_gets_what_is_left() -> None:
+    end, waits, requests = drive(answer(503), answer(503), answer(200), timeout=10, takes=2)
+    assert end.status_code == 200
+    told = [int(request.headers["x-tsx-timeout-ms"]) for request in requests]
+    assert told[0] == 10_000
+    assert told[2] == pytest.approx(10_000 - 4000 - 1000 * sum(waits), abs=2)
+    assert requests[0].extensions["timeout"]["read"] == 10
+
+
+def test_no_time_is_waited_that_is_not_left() -> None:
+    end, waits, _ = drive(answer(503, retry_after="5"), timeout=3)
+    assert isinstance(end, Overloaded)
+    assert (waits, end.retry_after) == ([], 5)
+    assert isinstance(drive(httpx.ReadTimeout("late"), timeout=3)[0], DeadlineExceeded)
+    assert isinstance(drive(answer(503), timeout=3, takes=4)[0], DeadlineExceeded)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "message"),
+    [
+        (404, b'{"code": 404, "type": "ModelNotFoundException", "message": "Model not found: x"}', NotFound, "Model not found: x"),
+        (400, b'{"code": 400, "type": "InvalidKeyException", "message": "Token"}', AccessDenied, "Token"),
+        (400, b'{"error": {"message": "no such role", "type": "invalid_request_error"}}', InvalidRequest, "no such role"),
+        (401, b"<html>", AccessDenied, "<html>"),
+        (502, b"", ServerError, "The answer has no text."),
+        (422, b"[1]", InvalidRequest, "[1]"),
+    ],
+)
+def test_errors_have_the_servers_words_and_the_requests_id(status: int, body: bytes, kind: type[ClientError], message: str) -> None:
+    error = failure(status, {"x-request-id": "17", "retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, body)
+    assert type(error) is kind
+    assert (error.status, error.message, error.request_id, error.retry_after, error.body) == (status, message, "17", 0.0, body)
+    assert str(error) == f"{message} (status {status}, request 17)"

@@ -1,0 +1,368 @@
+"""WebSocket on the address of predictions, driven by the client of the package `websockets`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from tests.runtime.conftest import DEADLINE, RunningServer
+from tests.support.certificates import make_certificate
+from tsx_archiver import ArchiveSpec
+from tsx_runtime.http.asgi_lane.websockets import EventData
+from tsx_runtime.http.websocket import support
+from tsx_runtime.testing import serve
+
+# Streams `count` pieces of `size` bytes, counts them in a file, or answers with server-sent events.
+PIECES = """
+from pathlib import Path
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+
+def handle(data, context):
+    if data is None:
+        return None
+    return [stream(index, row["body"], context) for index, row in enumerate(data)]
+
+
+def stream(index, order, context):
+    def send(piece):
+        send_intermediate_predict_response([piece], {index: context.get_request_id(index)}, "", 200, context)
+
+    if "events" in order:
+        context.set_response_content_type(index, "text/event-stream")
+        send('data: {"a": 1}\\n\\ndata: {"b"')
+        send(': 2}\\n\\n')
+        return "data: [DONE]\\n\\n"
+    for number in range(order["count"]):
+        send(bytes(order["size"]))
+        Path(order["file"]).write_text(str(number + 1))
+    return b"end"
+"""
+
+
+def address(server: RunningServer, path: str = "/predictions/talker") -> str:
+    return server.addresses["inference"].replace("http", "ws") + path
+
+
+def talk(server: RunningServer, path: str = "/predictions/talker", **headers: str) -> ClientConnection:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return connect(address(server, path), additional_headers=named, proxy=None, subprotocols=["tsx.v1"], close_timeout=DEADLINE)  # type: ignore[list-item]
+
+
+def ask(socket: ClientConnection, message: str | bytes = b"x") -> tuple[list[bytes], dict[str, Any]]:
+    socket.send(message)
+    return answer_on(socket)
+
+
+def answer_on(socket: ClientConnection) -> tuple[list[bytes], dict[str, Any]]:
+    """The pieces of an answer, and its end."""
+    pieces = []
+    while isinstance(message := socket.recv(DEADLINE), bytes):
+        pieces.append(message)
+    return pieces, json.loads(message)
+
+
+def test_each_message_is_a_request_and_the_answers_come_in_order_on_one_connection(server: RunningServer) -> None:
+    with talk(server, X_Own="1") as socket:
+        assert socket.subprotocol == "tsx.v1"
+        for message in (' {"a": [1, 2]}', "[see](this) text", b"\x00\xff"):
+            socket.send(message)
+        answers = [answer_on(socket) for _ in range(3)]
+    rows = [json.loads(pieces[0]) for pieces, _ in answers]
+    assert [row["row"]["body"] for row in rows] == [{"a": [1, 2]}, "[see](this) text", {"bytes": "\x00\xff"}]
+    assert [row["headers"].get("Content-Type") for row in rows] == ["application/json", "text/plain; charset=utf-8", None]
+    assert all(row["headers"]["X-Own"] == "1" for row in rows)
+    assert not {name for name in rows[0]["headers"] if name.lower().startswith(("sec-", "upgrade", "connection"))}
+    assert [end["request_id"] for _, end in answers] == [row["id"] for row in rows]
+    assert all(end == {"done": True, "status": 200, "request_id": end["request_id"], "headers": end["headers"]} for _, end in answers)
+
+
+def test_a_content_type_of_the_handshake_holds_for_all_messages(server: RunningServer) -> None:
+    with talk(server, "/predictions/talker/1.0/some/path", Content_Type="text/csv") as socket:
+        (piece,), _ = ask(socket, '{"a": 1}')
+    headers = json.loads(piece)["headers"]
+    assert (headers["Content-Type"], headers["url_path"]) == ("text/csv", "some/path")
+
+
+def test_each_part_of_a_stream_is_a_message(server: RunningServer) -> None:
+    with talk(server, x_do="stream") as socket:
+        pieces, end = ask(socket)
+        assert (pieces, end["status"]) == ([b"a", b"b", b"c"], 200)
+
+
+def test_a_handlers_headers_are_in_the_end(server: RunningServer) -> None:
+    with talk(server, x_do="headers") as socket:
+        _, end = ask(socket)
+    assert end["headers"] == {"content-type": "text/csv", "x-own": "1"}
+
+
+def test_errors_are_messages_and_the_connection_goes_on(server: RunningServer) -> None:
+    with talk(server, x_do="raise") as socket:
+        for _ in range(2):
+            pieces, end = ask(socket)
+            assert (pieces, end["status"], end["error"]["type"]) == ([], 500, "InternalServerException")
+            assert "no such image" in end["error"]["message"]
+    with talk(server, x_do="status", x_status="422") as socket:
+        assert (ask(socket)[0], ask(socket)[1]["status"]) == ([b"body of it"], 422)
+    with talk(server, x_tsx_timeout_ms="never") as socket:
+        assert "x-tsx-timeout-ms" in ask(socket)[1]["error"]["message"]
+
+
+def test_a_stream_whose_worker_dies_ends_with_an_error(empty: RunningServer) -> None:
+    empty.register("talker.mar", initial_workers=1)
+    with talk(empty, x_do="break") as socket:
+        pieces, end = ask(socket)
+        assert (pieces, end["status"], end["error"]["type"]) == ([b"a"], 500, "InternalServerException")
+
+
+@pytest.mark.parametrize(("path", "status"), [("/predictions/none", 404), ("/predictions/talker/9", 404), ("/ping", 404), ("/models", 404)])
+def test_what_runs_no_model_is_refused_in_the_handshake(server: RunningServer, path: str, status: int) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        talk(server, path)
+    answer = refused.value.response
+    assert answer.status_code == json.loads(answer.body)["code"] == status
+    assert answer.headers["x-request-id"]
+
+
+def test_chat_is_a_path_as_well_and_its_body_names_the_model(server: RunningServer) -> None:
+    pytest.importorskip("tsx_runtime.http.semantics.openai")
+    with talk(server, "/v1/chat/completions") as socket:
+        (piece,), _ = ask(socket, '{"model": "talker", "messages": []}')
+        assert json.loads(piece)["headers"]["url_path"] == "v1/chat/completions"
+        _, end = ask(socket, '{"model": "none", "messages": []}')
+    assert (end["status"], end["error"]["code"]) == (404, "model_not_found")
+
+
+def test_another_address_has_no_websocket(server: RunningServer) -> None:
+    with pytest.raises(InvalidStatus):
+        connect(server.addresses["management"].replace("http", "ws") + "/models", proxy=None)
+
+
+def test_a_web_page_of_another_site_is_refused_on_loopback(server: RunningServer) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        talk(server, Origin="https://evil.example")
+    assert refused.value.response.status_code == 403
+    with talk(server, Origin="http://localhost:3000") as socket:
+        assert ask(socket)[1]["status"] == 200
+
+
+def test_a_message_over_the_limit_closes_the_connection(server: RunningServer) -> None:
+    with talk(server, x_do="bytes") as socket:
+        assert ask(socket, bytes(100_000))[1]["status"] == 200
+        socket.send(bytes(100_001))
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(DEADLINE)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1009
+
+
+@pytest.fixture(scope="module")
+def guarded(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
+    """With a token that no subprotocol could have as it is, a small budget of bytes, and short times."""
+    values = {"max_request_size": 1_000_000, "max_inflight_bytes": 1, "body_timeout": 1, "body_min_rate": 1_000_000_000, "write_timeout": 1}
+    with start_server(inference_token="a/b=", max_failed_tokens=1, **values) as server:
+        server.register("talker.mar", initial_workers=1, batch_size=1)
+        yield server
+
+
+def test_the_token_is_a_header_or_of_a_page_a_subprotocol(guarded: RunningServer) -> None:
+    with talk(guarded, Authorization="Bearer a/b=") as socket:
+        (piece,), end = ask(socket)
+        assert end["status"] == 200
+    assert "a/b=" not in piece.decode()
+    with connect(address(guarded), proxy=None, subprotocols=["tsx.v1", "tsx.token.a%2Fb%3D"]) as socket:  # type: ignore[list-item]
+        assert socket.subprotocol == "tsx.v1"
+        (piece,), end = ask(socket)
+        assert end["status"] == 200
+    assert "a%2Fb%3D" not in piece.decode()
+    statuses = []
+    for token in ("wrong", "c/d=", "c/d="):
+        with pytest.raises(InvalidStatus) as refused:
+            talk(guarded, Authorization=f"Bearer {token}")
+        statuses.append(refused.value.response.status_code)
+    assert statuses == [400, 400, 429]
+
+
+def with_token(server: RunningServer, **headers: str) -> ClientConnection:
+    return talk(server, Authorization="Bearer a/b=", **headers)
+
+
+def test_a_message_that_does_not_fit_into_the_budget_or_comes_too_slowly_closes_the_connection(
+    guarded: RunningServer, until: Callable[..., None]
+) -> None:
+    used = guarded.registry.bytes_in_flight
+    with with_token(guarded) as slow, with_token(guarded) as refused:
+        begin(slow, 900_000)
+        until(lambda: used.used > 900_000)
+        begin(refused, 900_000)
+        for socket, code in ((refused, 1013), (slow, 1008)):
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv(DEADLINE)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == code
+    until(lambda: used.used == 0)
+
+
+def begin(client: ClientConnection, size: int) -> None:
+    """All but the last byte of a binary message."""
+    frame = b"\x82\xff" + size.to_bytes(8, "big") + bytes(4) + bytes(size - 1)
+    client.socket.sendall(frame)
+
+
+def test_a_client_that_leaves_takes_its_waiting_request_with_it(guarded: RunningServer, tmp_path: Path, until: Callable[..., None]) -> None:
+    gate = tmp_path / "open"
+    version = guarded.registry.find("talker")
+    with with_token(guarded, x_do="stream-wait", x_file=str(gate)) as busy:
+        busy.send(b"x")
+        assert busy.recv(DEADLINE) == b"a"
+        before = version.stats.refusals["ClientLeft"]
+        with with_token(guarded, x_do="bytes", x_tsx_timeout_ms="600000") as waiting:  # not sent ahead to the worker
+            asked = version.stats.requests
+            waiting.send(b"x")
+            until(lambda: version.stats.requests == asked + 1)
+        until(lambda: version.stats.refusals["ClientLeft"] == before + 1)
+        gate.touch()
+        assert answer_on(busy)[0] == [b"b"]
+
+
+def test_limits_of_clients_count_messages(start_server: Callable[..., Any]) -> None:
+    with start_server(max_requests_per_client=2) as server:
+        server.register("talker.mar", initial_workers=1)
+        with talk(server, x_do="bytes") as socket:
+            for _ in range(2):  # the handshake is a request as well
+                socket.send(b"x")
+            first, second = (answer_on(socket)[1] for _ in range(2))
+    assert (first["status"], second["status"], second["headers"]["retry-after"]) == (200, 429, "1")
+    assert second["error"]["type"] == "TooManyRequestsException"
+
+
+def test_a_websocket_counts_as_a_connection_until_it_ends(start_server: Callable[..., Any], until: Callable[..., None]) -> None:
+    with start_server(max_connections_per_client=1) as server:
+        server.register("talker.mar", initial_workers=1)
+
+        def is_free() -> bool:
+            try:
+                return httpx.get(f"{server.addresses['inference']}/ping").status_code == 200
+            except httpx.HTTPError:  # the connection is closed before the request is read, so the answer may be lost
+                return False
+
+        with talk(server) as socket:
+            assert ask(socket)[1]["status"] == 200
+            assert not is_free()
+        until(is_free)
+
+
+@pytest.fixture(scope="module")
+def streaming(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("pieces")
+    (directory / "pieces.py").write_text(PIECES)
+    pair = make_certificate(directory)
+    settings = {"inference_address": "https://127.0.0.1:0", "certificate_file": pair.certificate, "private_key_file": pair.key}
+    with serve(ArchiveSpec("pieces", str(directory / "pieces.py")), worker_preload=False, write_timeout=60, **settings) as server:
+        yield server.url.replace("http", "ws") + "/predictions/pieces"
+
+
+def over_tls(url: str) -> ClientConnection:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return connect(url, ssl=context, proxy=None)
+
+
+def test_an_event_is_a_message_over_tls_too(streaming: str) -> None:
+    with over_tls(streaming) as socket:
+        pieces, end = ask(socket, '{"events": true}')
+    assert [json.loads(piece) for piece in pieces] == [{"a": 1}, {"b": 2}]
+    assert end["headers"]["content-type"] == "text/event-stream"
+
+
+def test_a_client_that_does_not_read_holds_the_handler(streaming: str, tmp_path: Path, until: Callable[..., None]) -> None:
+    file = tmp_path / "count"
+    count, size = 400, 100_000
+    with over_tls(streaming) as client:
+        client.send(json.dumps({"count": count, "size": size, "file": str(file)}))
+        until(lambda: file.exists() and int(file.read_text() or 0) > 10)
+        seen = []
+
+        def is_held() -> bool:
+            seen.append(file.read_text())
+            return len(seen) > 50 and len(set(seen[-50:])) == 1
+
+        until(is_held)
+        assert int(file.read_text()) < count
+        pieces, end = answer_on(client)
+    assert (len(pieces), end["status"]) == (count + 1, 200)
+
+
+def test_a_server_that_stops_answers_first_and_says_so_to_those_who_wait(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    gate = tmp_path / "open"
+    with ExitStack() as running:
+        server = running.enter_context(start_server())
+        server.register("talker.mar", initial_workers=1)
+        with talk(server, x_do="stream-wait", x_file=str(gate)) as busy, talk(server) as idle:
+            busy.send(b"x")
+            assert busy.recv(DEADLINE) == b"a"
+            stop = threading.Thread(target=running.close)
+            stop.start()
+            check_restart(idle)
+            gate.touch()
+            pieces, end = answer_on(busy)
+            assert (pieces, end["status"]) == ([b"b"], 200)
+            check_restart(busy)
+            stop.join(DEADLINE)
+            assert not stop.is_alive()
+
+
+def check_restart(client: ClientConnection) -> None:
+    with pytest.raises(ConnectionClosed) as closed:
+        client.recv(DEADLINE)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1012
+
+
+def test_an_upgrade_offers_nothing_to_plain_requests(server: RunningServer) -> None:
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
+    assert server.inference.post("/predictions/talker", content=b"x", headers={**offer, "x-do": "bytes"}).content == b"x"
+
+
+def test_frames_that_come_with_the_handshake_are_not_lost(server: RunningServer) -> None:
+    host, port = server.addresses["inference"].removeprefix("http://").split(":")
+    head = f"GET /predictions/talker HTTP/1.1\r\nHost: {host}\r\nConnection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\nx-do: bytes\r\n"
+    head += "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    with socket.create_connection((host, int(port)), timeout=DEADLINE) as client:
+        client.sendall(head.encode() + b"\x82\x83" + bytes(4) + b"abc")
+        received = b""
+        while b'"done"' not in received:
+            received += client.recv(4096)
+    assert received.startswith(b"HTTP/1.1 101")
+    assert b"\x82\x03abc" in received
+
+
+def test_event_data_comes_out_of_pieces_wherever_they_are_cut() -> None:
+    text = b": hi\r\n\r\ndata: one\r\nevent: x\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: four"
+    for size in (1, 2, 3, 7, 100):
+        events = EventData()
+        found = [data for at in range(0, len(text), size) for data in events.feed(text[at : at + size])]
+        assert [*found, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
+
+
+def test_a_version_of_uvicorn_without_the_protocol_answers_no_websocket(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(support, "WEBSOCKETS_NEED", {"WebSocketsSansIOProtocol": ("no_such_part",), "Gone": ()})
+    support.websocket_connection.cache_clear()
+    try:
+        assert support.websocket_connection() is None
+        assert "lacks WebSocketsSansIOProtocol.no_such_part, Gone" in caplog.text
+    finally:
+        support.websocket_connection.cache_clear()
