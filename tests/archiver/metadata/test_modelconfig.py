@@ -40,6 +40,7 @@ sequenceTimeoutMSec: 1000
 maxSequenceJobQueueSize: 1
 maxNumSequence: 4
 forms: [openvino-int8, bf16]
+huggingface: {task: fill-mask, dtype: bf16, engine: auto, maxSequences: 4, cacheMemory: 1GiB}
 useVenv: false
 maxBatchBytes: 1000
 maxQueueBytes: 8589934592
