@@ -29,7 +29,7 @@ class HubModel(NamedTuple):
         return f"{SCHEME}{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
 
-class Snapshot(NamedTuple):
+class HubSnapshot(NamedTuple):
     directory: Path  # in the cache of huggingface_hub
     commit: str
 
@@ -59,7 +59,7 @@ def check_allowed(model: HubModel, allowed_urls: Sequence[str]) -> None:
         raise ModelNotFound(f"Given URL {model} does not match any allowed URL(s). {advice}")
 
 
-def download(model: HubModel, *, most: int, progress: Progress | None = None, stopped: Callable[[], bool] = lambda: False) -> Snapshot:
+def download(model: HubModel, *, most: int, progress: Progress | None = None, stopped: Callable[[], bool] = lambda: False) -> HubSnapshot:
     """The files that serving needs; what the cache has is not fetched again. Blocking, for threads.
 
     `most`: bytes. `progress`: without it, a terminal shows huggingface_hub's own bars. Raises DownloadFailed.
@@ -112,7 +112,7 @@ def download(model: HubModel, *, most: int, progress: Progress | None = None, st
         raise
     except Exception as error:  # the boundary to the library, and to those that it uses
         raise DownloadFailed(f"{model} cannot be fetched from {constants.ENDPOINT}: {error or type(error).__name__}") from error
-    return Snapshot(directory, commit)
+    return HubSnapshot(directory, commit)
 
 
 def _sizes(repo: str, commit: str, directory: Path) -> dict[str, int]:

@@ -62,7 +62,7 @@ class Downloads:
         if trust is Trust.CLIENT:
             check_allowed(model, self._settings.allowed_urls)
         if order.handler is not None and order.handler not in BUILTIN_HANDLERS:  # it could name code in the model's directory
-            raise BadRequest(f"The handler of {model} must be one that comes with tsx. For your own: tsx archive {model} --handler FILE.py.")
+            raise BadRequest(f"The handler of {model} must be one that comes with tsx. With another: tsx archive {model} --handler FILE.")
         archive = await self._call(partial(self._open_hub, model, progress), OpenArchive.close)
         commit = str(archive.manifest.data[MANIFEST_KEY]["revision"])
         return archive, replace(order, url=str(model._replace(revision=commit)))

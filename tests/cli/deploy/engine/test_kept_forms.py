@@ -57,6 +57,14 @@ def test_the_forms_that_a_server_tries_are_read_from_the_archive(tmp_path: Path)
         look_at(archive(tmp_path, "forms: onnx-int8\n", b"{}"))
 
 
+def test_an_image_gets_what_a_hugging_face_model_needs() -> None:
+    model = replace(facts(), extras=("transformers", "peft"))
+    made = recipe(spec(build={"extras": ["peft"]}), model, LOCAL)
+    assert "[peft,transformers]" in made.files["Dockerfile"]
+    assert "transformers==" in made.files["locked-transformers.txt"]
+    assert "the image gets the extra transformers of tsx-serve, which the model needs" in made.notes
+
+
 def test_an_image_gets_what_its_forms_need_and_the_plan_says_so() -> None:
     made = recipe(spec(build={"extras": ["grpc"]}), facts(INT8, ENGINE), LOCAL)
     assert '"tsx-serve[grpc,onnx]==' in made.files["Dockerfile"]

@@ -1,0 +1,154 @@
+"""`tsx archive` and `tsx serve` of Hugging Face's directories and of the Hub: what is packed, and whose code runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.cli.conftest import Run
+from tests.support import huggingface_models
+from tests.support.hub import Hub, HubRepo, hub_double
+from tests.support.models import make_model
+from tests.support.servers import FREE_PORTS, serving
+
+HANDLER = """
+def handle(data, context):
+    facts = context.manifest["huggingface"]
+    return data and [{"task": facts["task"], "trusted": context.system_properties["trust_remote_code"]} for row in data]
+"""
+CONFIG = {"architectures": ["BertForSequenceClassification"], "model_type": "bert"}
+MODELING = "from transformers import BertForSequenceClassification\n\n\nclass Own(BertForSequenceClassification):\n    pass\n"
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A model's directory with what training leaves beside it, an adapter, and a handler that says what it was given."""
+    for name, text in {
+        "tiny/config.json": json.dumps(CONFIG),
+        "tiny/model.safetensors": "weights",
+        "tiny/pytorch_model.bin": "weights again",
+        "tiny/training_args.bin": "x",
+        "tiny/modeling_own.py": "raise SystemExit",
+        "lora/adapter_config.json": '{"peft_type": "LORA", "base_model_name_or_path": "org/base"}',
+        "lora/adapter_model.safetensors": "x",
+        "double.py": HANDLER,
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path / "tiny"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_proxies: None) -> Iterator[Hub]:
+    with hub_double() as double:
+        double.use(monkeypatch, tmp_path / "hf")
+        yield double
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_directory_becomes_an_archive_that_answers_its_own_sample(run: Run, saved: Path, tmp_path: Path) -> None:
+    ended = run("archive", "tiny", "--handler", "double.py", "--adapter", "style=lora", "--check")
+    assert ended.code == 0, ended.err
+    assert ended.out.startswith(
+        "tiny: Hugging Face model, BertForSequenceClassification, task text-classification\nname tiny, version 1.0\n"
+    )
+    assert "adapter style: LORA of org/base" in ended.out
+    assert "note: modeling_own.py is code of the model's author. It runs only with --trust-remote-code" in ended.out
+    assert "check: 1 sample got the same answers in batches of 1, 2" in ended.out
+    with zipfile.ZipFile(tmp_path / "tiny.mar") as archive:
+        facts = json.loads(archive.read("MAR-INF/MANIFEST.json"))["huggingface"]
+        assert [name for name in archive.namelist() if name.startswith("huggingface_model/")] == [
+            "huggingface_model/adapters/style/adapter_config.json",
+            "huggingface_model/adapters/style/adapter_model.safetensors",
+            "huggingface_model/config.json",
+            "huggingface_model/model.safetensors",
+            "huggingface_model/modeling_own.py",
+        ]
+    assert facts == {
+        "task": "text-classification",
+        "architecture": "BertForSequenceClassification",
+        "source": "tiny",
+        "adapters": ["style"],
+    }
+    shown = run("archive", "inspect", "tiny.mar").out
+    for row in ("kind +Hugging Face model", "task +text-classification", "source +tiny", "adapters +style"):
+        assert re.search(row, shown)
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_model_of_the_hub_is_packed_with_its_commit(run: Run, saved: Path, hub: Hub, tmp_path: Path) -> None:
+    hub.repos |= {"org/tiny-1.5": HubRepo(), "org/lora": HubRepo()}
+    commit = hub.repos["org/tiny-1.5"].commit(saved, "v1")
+    hub.repos["org/lora"].commit(tmp_path / "lora")
+    ended = run("archive", "hf:org/tiny-1.5@v1", "--adapter", "style=hf:org/lora", "--version", "2")
+    assert ended.code == 0, ended.err
+    assert f"\nrevision {commit}\nname tiny-1.5, version 2\nhandler huggingface\n" in ended.out
+    assert not [name for name in hub.downloads() if name.endswith(".bin")]
+    with zipfile.ZipFile(tmp_path / "tiny-1.5.mar") as archive:
+        facts = json.loads(archive.read("MAR-INF/MANIFEST.json"))["huggingface"]
+        assert archive.read("huggingface_model/model.safetensors") == b"weights"
+        assert "huggingface_model/adapters/style/adapter_model.safetensors" in archive.namelist()
+    assert (facts["source"], facts["revision"]) == ("hf:org/tiny-1.5", commit)
+    ended = run("archive", "hf:org/tiny-1.5@v2")
+    assert (ended.code, "has no revision v2" in ended.err) == (1, True)
+    ended = run("archive", "hf:org")
+    assert (ended.code, "it must be hf:ORG/NAME" in ended.err) == (1, True)
+
+
+def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "m.pt").write_bytes(b"x")
+    make_model(tmp_path / "m.mar", handler=HANDLER)
+    for words, why in {
+        ("archive", "m.pt", "--task", "chat"): "--task: only a Hugging Face model takes that, and m.pt is none",
+        ("archive", "m.mar", "--check", "--adapter", "a=lora"): "is only checked; remove --adapter",
+        ("archive", "tiny", "--trust-remote-code"): "--trust-remote-code is for --check",
+        ("archive", "tiny", "--adapter", "lora"): "--adapter takes NAME=DIRECTORY",
+        ("archive", "tiny", "--adapter", "a=lora", "--adapter", "a=lora"): "two adapters are called a",
+        ("archive", "tiny", "other/tiny", "--name", "x"): "can name only one archive",
+        ("serve", "m.mar", "--task", "chat"): "--task: only directories of Hugging Face models, and models of the Hub, take that",
+        ("serve", "--trust-remote-code"): "--trust-remote-code is for the models that are named",
+        ("serve", "tiny", "--handler", "double.py"): "--handler, --model-file and --extra-files apply to bare model files",
+    }.items():
+        ended = run(*words)
+        assert ended.code == 2, (words, ended)
+        assert why in ended.err
+    ended = run("archive", "tiny", "--task", "chat")
+    assert (ended.code, "not text-generation" in ended.err) == (1, True)
+    ended = run("optimize", "tiny.mar") if run("archive", "tiny").code == 0 else None
+    assert ended is not None
+    assert "is a Hugging Face model, which tsx optimize builds no forms of" in ended.err
+
+
+@pytest.mark.usefixtures("processes")
+def test_code_of_a_model_runs_only_where_the_person_says_so(
+    run: Run, hub: Hub, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, session_cache: Path
+) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    for file in huggingface_models.model("bert-classification", tmp_path_factory.getbasetemp().parent).iterdir():
+        (own / file.name).write_bytes(file.read_bytes())
+    config = json.loads((own / "config.json").read_text())
+    own_code = {"architectures": ["Own"], "auto_map": {"AutoModelForSequenceClassification": "modeling_own.Own"}}
+    (own / "config.json").write_text(json.dumps(config | own_code | {"model_type": "bert"}))
+    (own / "modeling_own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n{MODELING}")
+    (own / "done").unlink()
+    commit = hub.repos.setdefault("org/own", HubRepo()).commit(own)
+    assert run("archive", "own", "--task", "text-classification").code == 0
+    run("archive", "own.mar", "--check")
+    assert not (tmp_path / "ran").exists()
+    environment = {**hub.environment(tmp_path / "hf"), "TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"}
+    words = ["serve", "mine=hf:org/own", "--task", "text-classification", "--trust-remote-code", "--workers", "1", *FREE_PORTS]
+    with serving(words, tmp_path, environment) as server:
+        assert (tmp_path / "ran").exists()
+        assert "serving mine 1.0: Hugging Face model, cpu, 1 worker" in server.lines
+        answer = httpx.post(f"{server.address('predictions')}/predictions/mine", json={"inputs": "the file is read"}, timeout=30)
+        assert set(answer.json()[0][0]) == {"label", "score"}, answer.text
+        (described,) = httpx.get(f"{server.address('models')}/models/mine").json()
+        assert described["modelUrl"] == f"hf:org/own@{commit}"
+        assert server.stop() == 0
