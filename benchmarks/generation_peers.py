@@ -27,10 +27,10 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
-from tests.support.language_models import tiny_llama
 
 from benchmarks import machine
 from benchmarks.servers import clean_environment, free_ports, running, tsx
+from tests.support.language_models import tiny_llama
 
 TOKENS = 32
 AT_ONCE = 50  # of the clients that leave

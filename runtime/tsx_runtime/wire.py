@@ -75,6 +75,8 @@ INPUTS = (
 JSON_HEADER = b"content-type: application/json\r\n"  # the header block of an answer that a worker has written as JSON
 V2_HEADER = (b"x-tsx-protocol", b"v2")  # of a request to a route of the Open Inference Protocol: a handler may want to know
 V2_META = b"\r\n%b: %b\r\n" % V2_HEADER  # in the metadata of its requests
+OPENAI_HEADER = (b"x-tsx-protocol", b"openai")  # the same of a request to a route of OpenAI's API
+OPENAI_META = b"\r\n%b: %b\r\n" % OPENAI_HEADER
 TENSORS_HEAD = b"inference-header-content-length"  # the header of a body of tensors: bytes of the JSON before them
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

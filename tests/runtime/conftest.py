@@ -271,7 +271,8 @@ def error_of() -> Callable[[httpx.Response], tuple[str, str]]:
     def parse(response: httpx.Response) -> tuple[str, str]:
         assert response.headers["content-type"] == "application/json"
         body = response.json()
-        v2 = {"error": body["message"]} if response.url.path.startswith("/v2/") else {}
+        path = response.url.path
+        v2 = {"error": body["message"]} if path.startswith("/v2/") else {"error": body["error"]} if path.startswith("/v1/models/") else {}
         assert list(body) == ["code", "type", "message", *v2]
         assert body == body | v2
         assert body["code"] == response.status_code

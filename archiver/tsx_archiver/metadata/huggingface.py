@@ -221,9 +221,10 @@ class Pretrained:
             entails = any(label.startswith("entail") for label in labels)
             return "zero-shot-classification" if entails else "text-ranking" if len(labels) == 1 else able[0]
         if "summarization" in able:
-            told = {str(name).partition("_")[0] for name in self.config.get("task_specific_params") or {}} & set(able)
+            named: dict[str, Any] = self.config.get("task_specific_params") or {}
+            told = {"summarization", "translation"} & {name.partition("_")[0] for name in named}
             if len(told) == 1:
-                return told.pop()
+                return next(iter(told))
             return "translation" if kind in _TRANSLATES else "summarization" if kind in _SUMMARIZES else None
         return able[0] if able else None
 

@@ -54,6 +54,8 @@ def target_of(entry: Recorded, model: str | None, version: str | None) -> str:
     named = [name] if version is None else [name, version]
     if any(header.lower() == "explain" and value == "True" for header, value in entry.headers):
         return path("explanations", *named)
+    if rest := next((value for header, value in entry.headers if header.lower() == "url_path"), ""):  # of OpenAI's paths too
+        return f"{path('predictions', name, version or '')}/{rest}"
     query = quote(entry.query, safe="%=&+;,/?:@!$'()*~[]", encoding="latin-1")
     return f"{path(*named, 'predict')}?{query}" if query else path("predictions", *named)
 

@@ -193,7 +193,7 @@ class ServerApp(FastAPI):
         self.include_router(router)
         for route in router.routes:
             if isinstance(route, APIRoute) and route.include_in_schema:
-                self.paths.setdefault(route.path, {}).update(dict.fromkeys(sorted(route.methods or ()), route.summary or ""))
+                self.paths.setdefault(route.path_format, {}).update(dict.fromkeys(sorted(route.methods or ()), route.summary or ""))
 
     def lane_config(self) -> LaneConfig:
         predictions = self.predictions
@@ -344,7 +344,7 @@ def _build_app(
         if jobs is not None:
             app.add_routes(precomputed.build_router(jobs))
             app.guards["predictions"] = guards.inference
-        described = openapi.prediction_paths() | openapi.workflow_path()
+        described = openapi.prediction_paths() | openapi.openai_paths() | openapi.workflow_path()
         app.paths |= {path: {method.upper(): each["summary"] for method, each in item.items()} for path, item in described.items()}
     if "management" in roles:
         if jobs is None:

@@ -4,6 +4,7 @@ ClientsGone             all clients of a streamed answer have disconnected; not 
 PredictionException     the handler's own refusal of the whole batch, with a status
 ├── InvalidInput        ... because of the client's input: 400
 ├── BadRows             ... of some rows only: the others are run again without them
+EngineDied              the engine that generates text has ended, and the worker with it
 LoadError               the model cannot be loaded; the message says what to do
 MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError     a metric that is reported wrongly
 """
@@ -54,6 +55,10 @@ class BadRows(PredictionException):
     def __init__(self, faults: Mapping[int, str], error_code: int = 400) -> None:
         super().__init__("; ".join(faults.values()), error_code)
         self.faults = dict(faults)
+
+
+class EngineDied(Exception):
+    """The engine that generates text has ended: this process answers nothing more, and the worker exits. Let it through."""
 
 
 class LoadError(Exception):

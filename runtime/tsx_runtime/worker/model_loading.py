@@ -56,7 +56,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         metrics,
         yaml.safe_load(order["model_config"]),
     )
-    context.system_properties["trust_remote_code"] = order["trust_remote_code"]
+    context.system_properties.update(trust_remote_code=order["trust_remote_code"], worker=order["worker"])
     context.envelope = order["envelope"]
     context.json_nan, context.guess_content_type = order["json_nan"], order["guess_content_type"]
     context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end = order["sequence_headers"]

@@ -55,6 +55,9 @@ def test_requests_go_to_the_model_of_the_recording_or_to_another() -> None:
     entry = Recorded(1.0, "1.0", "", (), b"", model="echo")
     assert target_of(entry, None, None) == "/predictions/echo"
     assert target_of(entry, "other", "canary") == "/predictions/other/canary"
+    chat = entry._replace(headers=(("url_path", "v1/chat/completions"),))
+    assert target_of(chat, None, None) == "/predictions/echo//v1/chat/completions"  # whichever version the traffic says
+    assert target_of(chat, None, "2.0") == "/predictions/echo/2.0/v1/chat/completions"
     assert target_of(entry._replace(query="a=1"), None, "2.0") == "/echo/2.0/predict?a=1"
 
 

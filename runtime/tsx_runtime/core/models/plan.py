@@ -25,6 +25,7 @@ from tsx_runtime.settings.torchserve import VersionSettings
 
 NOTHING_OWN = VersionSettings()
 KNOBS = ("batch_size", "max_batch_delay", "job_queue_size")  # what a latency target is in place of
+OWN_DEFAULTS: Mapping[str, Mapping[str, int]] = {"huggingface": {"batch_size": 32}}  # by handler: what it has in place of `LIMITS`
 MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the machine with processes
 
 
@@ -117,7 +118,9 @@ class VersionPlan(ModelLimits[int]):
         return Recycling(self.max_worker_requests, self.max_worker_memory, self.max_worker_age)
 
 
-def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings = NOTHING_OWN) -> VersionPlan:
+def plan(
+    order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings = NOTHING_OWN, handler: str = ""
+) -> VersionPlan:
     """`gpus`: how many the server uses. `own` is what a config.properties says of this version.
 
     Raises BadRequest for more workers, or more GPUs a worker, than there is room for.
@@ -135,8 +138,12 @@ def plan(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: in
     check_workers(workers)
     chosen = strategy(config)
     slo = _slo(order, config, own, chosen)
+    defaults = OWN_DEFAULTS.get(handler, {})
     limits: dict[str, Any] = {
-        name: _first(*(getattr(source, name, None) for source in (order, config, own)), getattr(settings, limit.setting, limit.default))
+        name: _first(
+            *(getattr(source, name, None) for source in (order, config, own)),
+            getattr(settings, limit.setting, defaults.get(name, limit.default)),
+        )
         for name, limit in LIMITS.items()
     }
     if slo is not None:

@@ -38,7 +38,9 @@ _OF_CONNECTION = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "te", "traceparent", "tracestate", "trailer"}
     | {"transfer-encoding", "upgrade"}
 )
-_NEEDED = frozenset({"content-type", "content-encoding", "explain", "describe", "inference-header-content-length"})  # to send it again
+_NEEDED = frozenset(  # to send it again
+    {"content-type", "content-encoding", "explain", "describe", "inference-header-content-length", "url_path", "x-tsx-protocol"}
+)
 
 logger = logging.getLogger("tsx.recording")
 

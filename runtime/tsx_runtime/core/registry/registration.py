@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
+from tsx_archiver.metadata.huggingface import GENERATION_HANDLER
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import Environments, ModelEnvironment
 from tsx_runtime.core.isolation.config import isolation_of
+from tsx_runtime.core.models.handlers import chosen_handler
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import NOTHING_OWN, RegisterOrder, VersionPlan, has_workers, plan, with_own_settings
 from tsx_runtime.core.models.resources import ServerResources
@@ -166,7 +168,9 @@ class Registrar:
             order = in_place_of(old, order, archive.config)
         order = with_own_settings(order, self._settings.models.get(name))
         own = self._settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
-        chosen = plan(order, archive.config, self._settings, self._host.gpus, own)
+        handler = chosen_handler(archive, order.handler, self._settings.default_service_handler)
+        config = replace(archive.config, async_communication=True) if handler == GENERATION_HANDLER else archive.config
+        chosen = plan(order, config, self._settings, self._host.gpus, own, handler)
         chosen = _with_policy(chosen, name, archive.config.batch_policy, self._host.batch_policies)
         return ModelVersion(name, number, archive, order, chosen, self._host, environment)
 

@@ -17,6 +17,7 @@ from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics.access_log import ENDED
 from tsx_runtime.http.semantics.deferred import IDEMPOTENCY_KEY, JOB_SIZE, parse_preference
 from tsx_runtime.http.semantics.messages import (
     ClientGone,
@@ -116,7 +117,7 @@ class AnswerRecorder:
     async def record(self, app: App, scope: Scope, body: bytes, receive: Receive) -> StoredAnswer | None:
         """What is to be kept: none of a stream that broke off, none that another try may better, none that is kept already."""
         await app(scope, self._replaying(body, receive), self)
-        if self._start is None or self._last is None or KEYED not in scope:
+        if self._start is None or self._last is None or KEYED not in scope or ENDED in scope:
             return None
         status, headers = self._start["status"], self._start["headers"]
         if status >= 500 or status in _AGAIN:

@@ -23,12 +23,21 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
 from tsx_runtime.core.traffic.splitter import HEADER
-from tsx_runtime.errors import ClientLeft, TsxError
-from tsx_runtime.http.semantics import errors
+from tsx_runtime.errors import ClientLeft, MethodNotAllowed, TsxError
+from tsx_runtime.http.semantics import errors, openai
 from tsx_runtime.http.semantics.access_log import BROKEN, ENDED, SERVED
 from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, request_id_of, rest_of, send_whole
 from tsx_runtime.http.semantics.server_timing import TIMED, TimedJob, parse_timing_request
-from tsx_runtime.http.semantics.urls import Target, field_counter, find_target, is_form, model_in_form, resolve, with_headers
+from tsx_runtime.http.semantics.urls import (
+    Target,
+    field_counter,
+    find_target,
+    is_form,
+    model_in_form,
+    resolve,
+    with_headers,
+    with_model,
+)
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 logger = logging.getLogger("tsx.http")
@@ -50,6 +59,8 @@ class Predictions:
         try:
             if self.guard is not None:
                 self.guard.check(scope["headers"])
+            if scope["path"] in openai.PATHS and scope["method"] != "POST":
+                raise MethodNotAllowed(allowed=("POST",))
             if scope["method"] == "OPTIONS":
                 await self._options(scope, send, request_id)
                 return
@@ -62,7 +73,7 @@ class Predictions:
         except (ClientGone, ClientLeft):
             return
         except TsxError as error:
-            status, pairs, body = errors.fault(error)
+            status, pairs, body = errors.fault(error, scope["path"])
             await self._send(send, scope, request_id, status, (*pairs, *_routed(scope)), body, rest_of(error, receive))
         except Exception as error:  # the boundary of a request
             await self._send(send, scope, request_id, *errors.fault(errors.unexpected(error, request_id)))
@@ -108,14 +119,14 @@ class Predictions:
         rest: Receive | None = None,
     ) -> None:
         self.counts.add(status)
-        if status >= 400 and scope["path"].startswith(errors.V2):
-            body = errors.for_v2(body)
+        if status >= 400 and (form := errors.form_of_path(scope["path"])) is not None:
+            body = form(body)
         await send_whole(send, scope, status, headers, request_id, body, rest)
 
     async def _stream(
         self, scope: Scope, receive: Receive, send: Send, route: Route, job: WaitingJob, answer: Answer, headers: list[Pair]
     ) -> None:
-        """Each part as one chunk. A stream that breaks off ends without its last chunk, so that the client can tell."""
+        """Each part as one chunk. One that breaks off ends without its last chunk, so that the client can tell; events, with an error."""
         shows = scope["method"] != "HEAD"
         await send({"type": "http.response.start", "status": answer.status, "headers": headers})
         watcher = asyncio.ensure_future(_watch(receive, route, job, answer))
@@ -131,6 +142,8 @@ class Predictions:
             request_id = headers[0][1].decode()
             about = {"request_id": request_id, "model": route.name}
             logger.warning("request %s: its stream was interrupted: %s", request_id, error.message, extra=about)
+            if shows and errors.is_event_stream(answer.headers):
+                await send({"type": "http.response.body", "body": errors.error_event(error.message)})
         finally:
             watcher.cancel()
             job.gone = True
@@ -145,10 +158,12 @@ async def read_request(
     target = find_target(scope["path"], scope["query_string"])
     assert target is not None
     form = target.name is None and is_form(headers)
-    if not form:
+    if not form and not target.in_body:
         resolve(registry, target)  # before the body, which would come for nothing
     body = await read_body(scope, receive, limit, field_counter(headers) if form else None, setting)
-    if form:
+    if target.in_body:
+        target = with_model(registry, target, headers, body)
+    elif form:
         target = target._replace(name=model_in_form(headers, body))
     return target, resolve(registry, target, headers), body  # not before: it may be unregistered while the body comes
 

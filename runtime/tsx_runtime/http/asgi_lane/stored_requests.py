@@ -81,7 +81,7 @@ class RequestExecutor:
         headers = pairs_of(request.headers)
         target = find_target(request.path, request.query)
         assert target is not None  # it was when the request was stored
-        target = target._replace(name=job.model)
+        target = target._replace(name=job.model, version=job.version or None if target.in_body else target.version)
         route = resolve(self._registry, target, [(name.lower(), value) for name, value in headers])
         meta = wire.request_meta(
             request.request_id,
@@ -107,8 +107,8 @@ async def _answered(route: Route, job: WaitingJob, path: str, largest: int) -> S
     finally:
         job.gone = True
         answer.leave()
-    if answer.status >= 400 and path.startswith(errors.V2):
-        body = errors.for_v2(body)
+    if answer.status >= 400 and (form := errors.form_of_path(path)) is not None:
+        body = form(body)
     return StoredAnswer(answer.status, wire.header_block(headers), body)
 
 

@@ -24,7 +24,7 @@ from tsx_runtime.errors import HeadTooLarge, NoRoom, SlowRequest, TsxError
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.lane import LaneApp, lane_of
 from tsx_runtime.http.fast_lane.pipelining import LARGE, PipeliningProtocol
-from tsx_runtime.http.semantics.urls import speaks_v2
+from tsx_runtime.http.semantics.errors import form_of_meta
 from tsx_runtime.wire import Buffer
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ class LimitedConnection(PipeliningProtocol):
         lane, missing = self.lane, head.length - self._filled
         error.more = missing > 0
         keep_alive = head.keep_alive and not self._closing
-        status, answer = lane.response_heads.refusal(new_request_id(), error, error.more or keep_alive, speaks_v2(head.meta))
+        status, answer = lane.response_heads.refusal(new_request_id(), error, error.more or keep_alive, form_of_meta(head.meta))
         lane.counts.add(status)
         self._drop_body()
         if not missing:

@@ -14,7 +14,6 @@ from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.response_heads import CLOSE
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.server_timing import TimingRequest, timing_header
-from tsx_runtime.http.semantics.urls import speaks_v2
 from tsx_runtime.wire import JSON_HEADER, Body, Buffer
 
 if TYPE_CHECKING:
@@ -66,6 +65,7 @@ class Exchange:
     _timing: TimingRequest | None = None
     _flow: Flow | None = None  # once the answer streams
     _held = False
+    _events = False  # and is one of server-sent events
     _counted = 0
 
     def __init__(self, connection: Connection, head: Head, body: Body, arrived: float) -> None:
@@ -134,8 +134,8 @@ class Exchange:
         except TsxError as error:
             self.refuse(error)
             return
-        if status >= 400 and speaks_v2(self.meta):
-            body = errors.for_v2(bytes(body))
+        if status >= 400 and (form := errors.form_of_meta(self.meta)) is not None:
+            body = form(bytes(body))
         if status == 205:
             body = b""  # it tells a client to empty its form, and has no content (RFC 9110, section 15.3.6)
         lane.counts.add(status)
@@ -158,11 +158,10 @@ class Exchange:
         connection = self.connection
         if self._flow is not None:
             self.go_on()
-            self._tell_broken(error.message)
-            connection.abort()
+            self._break_off(error.message)
             return
-        v2 = speaks_v2(self.meta)
-        status, answer = connection.lane.response_heads.refusal(self.request_id, error, self.keep_alive, v2, self._added)
+        form = errors.form_of_meta(self.meta)
+        status, answer = connection.lane.response_heads.refusal(self.request_id, error, self.keep_alive, form, self._added)
         connection.lane.counts.add(status)
         connection.finish(answer, self.keep_alive)
 
@@ -178,6 +177,7 @@ class Exchange:
                 self.leave()  # of what follows, nothing is for this client any more
                 return
             self._flow = flow
+            self._events = errors.is_event_stream(bytes(headers))
             self.plain = False
             connection.lane.counts.add(200)
             close = b"" if self.keep_alive else CLOSE
@@ -202,8 +202,19 @@ class Exchange:
         self.go_on()
         connection = self.connection
         if status >= 400:  # the handler failed in the middle: its error is no part of the answer
-            self._tell_broken(str(body, "utf-8", "replace"))
-            connection.abort()
+            self._break_off(str(body, "utf-8", "replace"))
         else:
-            last = b"".join((b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n")) if body else b"0\r\n\r\n"
-            connection.finish(last, self.keep_alive)
+            connection.finish(_last(body), self.keep_alive)
+
+    def _break_off(self, why: str) -> None:
+        """Without an end, so that the client can tell; of events, an error is the last, as OpenAI's clients expect it."""
+        self._tell_broken(why)
+        if self._events:
+            self.connection.finish(_last(errors.error_event(why)), self.keep_alive)
+        else:
+            self.connection.abort()
+
+
+def _last(body: Buffer) -> bytes:
+    """The last part of an answer in chunks, and their end."""
+    return b"".join((b"%x\r\n" % len(body), body, b"\r\n0\r\n\r\n")) if body else b"0\r\n\r\n"

@@ -24,12 +24,13 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import ClientJob, Headers, Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.errors import ResourceNotFound, TsxError
+from tsx_runtime.http.fast_lane.body_routes import BodyRoute
 from tsx_runtime.http.semantics.deferred import is_stored
-from tsx_runtime.http.semantics.errors import V2
+from tsx_runtime.http.semantics.errors import as_openai, for_openai, form_of_path
 from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, PlatformHook
 from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.http.semantics.urls import Target, find_target, is_form, resolve, with_headers
-from tsx_runtime.wire import V2_META
+from tsx_runtime.wire import OPENAI_META, V2_META
 
 
 class RefusalRoute:
@@ -137,7 +138,7 @@ class Heads:
 
     def find_again(self, head: Head) -> Route:
         """Raises `TsxError` where what a head asked for is not there any more."""
-        return resolve(self._registry, head.target, head.headers)
+        return self._route(head.target, head.headers)
 
     def _read(self, raw: bytes) -> Known:
         found = parse(raw)
@@ -148,7 +149,9 @@ class Heads:
         if self._platform is not None and self._platform.wants(found.url.partition(b"?")[0], found.headers):
             return None
         url = self._url(found.url)
-        if url is None or (isinstance(url, _Url) and url.target.name is None and is_form(found.headers)):
+        if url is None:
+            return None
+        if isinstance(url, _Url) and url.target.name is None and not _is_plain(url.target, raw, found.headers):
             return None
         waits = waits_for_go(found.headers)
         if waits and not length:  # there is nothing to wait for, and the other lane tells the client to go on
@@ -188,13 +191,16 @@ class Heads:
         try:
             target = find_target(path, query)
             if target is not None:
-                return _Url(target, query if target.query else b"", resolve(self._registry, target))
+                return _Url(target, query if target.query else b"", self._route(target))
         except TsxError as error:
             if target is not None and target.name is None:  # a form may name the model
                 return None
             return error.with_traceback(None)
         missing = self._missing(path)
         return missing and _NoRoute(missing.message)
+
+    def _route(self, target: Target, headers: Headers = ()) -> Route:
+        return BodyRoute(self._registry, target, headers) if target.in_body else resolve(self._registry, target, headers)
 
     def _forget_token(self) -> None:
         """It is another one: heads with the old one are not right any more, and those with the new one are not for ever."""
@@ -214,9 +220,17 @@ class _NoRoute(ResourceNotFound):
 
 def _refused(error: TsxError, raw: bytes, found: Found, length: int) -> Known:
     path = httptools.parse_url(found.url).path or b""
-    meta = V2_META if unquote(path.decode("ascii")).startswith(V2) else b"\r\n\r\n"
+    form = form_of_path(unquote(path.decode("ascii")))
+    if form is for_openai:
+        as_openai(error)
+    meta = b"\r\n\r\n" if form is None else OPENAI_META if form is for_openai else V2_META
     head = Head(Target(None), meta, length, found.keep_alive, 0, None, False, _first_line(raw), found.headers, None, None)
     return head, RefusalRoute(error)
+
+
+def _is_plain(target: Target, raw: bytes, headers: list[Pair]) -> bool:
+    """Whether this lane can read the model's name in the body, or it is the only model."""
+    return raw.startswith(b"POST ") if target.in_body else not is_form(headers)
 
 
 def _first_line(raw: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -17,9 +18,12 @@ if TYPE_CHECKING:
 
 CLOSE = b"connection: close\r\n"
 REMEMBERED = 256  # pairs of status and header block
-LONGEST = 4096  # bytes of an error whose form for the Open Inference Protocol is remembered
+LONGEST = 4096  # bytes of an error whose form for another protocol is remembered
 
-_for_v2 = lru_cache(maxsize=64)(errors.for_v2)
+
+@lru_cache(maxsize=64)
+def _formed(form: Callable[[bytes], bytes], body: bytes) -> bytes:
+    return form(body)
 
 
 class ResponseHeadCache:
@@ -51,11 +55,13 @@ class ResponseHeadCache:
             known = self._remember(status, block, self._with_cors(block))
         return known
 
-    def refusal(self, request_id: bytes, error: TsxError, keep_alive: bool, v2: bool = False, added: bytes = b"") -> tuple[int, bytes]:
-        """Its status, and an error as the whole of an answer. `added`: further lines of its head."""
+    def refusal(
+        self, request_id: bytes, error: TsxError, keep_alive: bool, form: Callable[[bytes], bytes] | None = None, added: bytes = b""
+    ) -> tuple[int, bytes]:
+        """Its status, and an error as the whole of an answer. `form`: of another protocol; `added`: further lines of its head."""
         status, pairs, body = errors.fault(error)
-        if v2:
-            body = _for_v2(body) if len(body) <= LONGEST else errors.for_v2(body)
+        if form is not None:
+            body = _formed(form, body) if len(body) <= LONGEST else form(body)
         if self.server_state.default_headers is not self.default:
             self.renew()
         before, behind = self._known.get((status, pairs)) or self._remember(status, pairs, (*pairs, *self.cors))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection
+from typing import Annotated, Literal
 from urllib.parse import quote
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from tsx_runtime.api.describe import not_ready
@@ -14,11 +16,13 @@ from tsx_runtime.api.samples import example_of, input_of, sample_of, tensors_of
 from tsx_runtime.api.schemas import ServerMetadata
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.errors import SampleNotFound
+from tsx_runtime.errors import ModelNotFound, SampleNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName, VersionName
 from tsx_runtime.http.routes.responses import json_answer
+from tsx_runtime.http.semantics.openai import split_name
 
+OpenAIName = Annotated[str, Path(description="a registered model: NAME[:VERSION-or-LABEL][/ADAPTER]", examples=["digits"])]
 HEALTH = frozenset({"/v2/health/live", "/v2/health/ready"})  # these need no token: probes call them, and they name no model
 
 
@@ -35,8 +39,25 @@ class ModelReady(BaseModel):
     ready: bool
 
 
+class OpenAIModel(BaseModel):
+    """`created`: when this server was started, in seconds since 1970."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "tsx"
+
+
+class NamedModel(ModelReady, OpenAIModel):
+    """What KServe's clients ask for and what OpenAI's do."""
+
+
 class ModelNames(BaseModel):
+    """`models` is for KServe's clients; `object` and `data` are for OpenAI's, with each adapter as a model of its own."""
+
     models: list[str]
+    object: Literal["list"] = "list"
+    data: list[OpenAIModel]
 
 
 class Tensor(BaseModel):
@@ -76,14 +97,27 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
     return router
 
 
+def adapters_of(version: ModelVersion) -> list[str]:
+    found = version.manifest.get("huggingface")
+    return [str(name) for name in found.get("adapters") or ()] if isinstance(found, dict) else []
+
+
 def _add_v1(router: APIRouter, registry: Registry) -> None:
+    started = int(time.time())
+
     @router.get("/v1/models", summary="The names of all models", response_model=ModelNames)
     async def names() -> Response:
-        return json_answer(ModelNames(models=sorted(registry.models)))
+        found = sorted(registry.models)
+        ids = [id for name in found for id in (name, *(f"{name}/{adapter}" for adapter in adapters_of(registry.find(name))))]
+        return json_answer(ModelNames(models=found, data=[OpenAIModel(id=id, created=started) for id in ids]))
 
-    @router.get("/v1/models/{model}", summary="Is the model ready", response_model=ModelReady, responses=openapi.failures(404))
-    async def model_ready(model: ModelName) -> Response:
-        return json_answer(ModelReady(name=model, ready=registry.find(model).ready))  # 200 in any case, as TorchServe answers
+    @router.get("/v1/models/{model:path}", summary="Is the model ready", response_model=NamedModel, responses=openapi.failures(404))
+    async def model_ready(model: OpenAIName) -> Response:
+        name, number, adapter = split_name(model)
+        version = registry.find(name, number)
+        if adapter and adapter not in adapters_of(version):
+            raise ModelNotFound(f"Model {name} has no adapter {adapter}. It has {', '.join(adapters_of(version)) or 'none'}.")
+        return json_answer(NamedModel(id=model, created=started, name=name, ready=version.ready))  # 200 in any case, as in TorchServe
 
 
 def _add_server(router: APIRouter, registry: Registry) -> None:

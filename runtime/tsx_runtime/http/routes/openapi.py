@@ -137,6 +137,36 @@ def prediction_paths() -> dict[str, Any]:
     return paths
 
 
+def openai_paths() -> dict[str, Any]:
+    """The paths of OpenAI's API, and of Cohere's and Jina's rerank. What each takes and answers is in their own documents."""
+    return {path: {"post": _openai(path, *about)} for path, about in _OPENAI.items()}
+
+
+_OPENAI: dict[str, tuple[str, dict[str, Any]]] = {
+    "/v1/chat/completions": ("Chat", {"messages": [{"role": "user", "content": "Hello"}]}),
+    "/v1/completions": ("Complete a text", {"prompt": "Once"}),
+    "/v1/responses": ("Answer a text", {"input": "Hello"}),
+    "/v1/embeddings": ("Embed texts", {"input": ["a sentence"]}),
+    "/v1/audio/transcriptions": ("Transcribe speech", {"file": "the bytes of a sound file"}),
+    **dict.fromkeys(("/v1/rerank", "/v2/rerank", "/rerank"), ("Rank texts by a query", {"query": "pandas", "documents": ["a bear"]})),
+}
+
+
+def _openai(path: str, summary: str, example: dict[str, Any]) -> dict[str, Any]:
+    content = "multipart/form-data" if "audio" in path else "application/json"
+    statuses = (400, 401, 404, 413, 429, 500, 503, 507)
+    return {
+        "tags": ["openai"],
+        "summary": summary,
+        "description": "The body names the model: NAME[:VERSION-or-LABEL][/ADAPTER]; without a name it is the only one.",
+        "operationId": "post" + re.sub(r"[/]", "_", path),
+        "parameters": [*_URGENCY, *_STORED],
+        "requestBody": {"content": {content: {"schema": {"type": "object"}, "example": {"model": "digits"} | example}}},
+        "responses": {"200": {"description": "as that API has it; with `stream`, server-sent events", "content": {"*/*": {"schema": {}}}}}
+        | {str(status): {"description": _WHY[status], "content": _ERROR} for status in statuses},
+    }
+
+
 def workflow_path() -> dict[str, Any]:
     """A workflow takes what a prediction takes."""
     path = "/wfpredict/{workflow}"
@@ -173,7 +203,7 @@ def job_path() -> dict[str, Any]:
 
 
 def add_predictions(document: dict[str, Any]) -> None:
-    document["paths"] = prediction_paths() | workflow_path() | document["paths"]
+    document["paths"] = prediction_paths() | openai_paths() | workflow_path() | document["paths"]
     document.setdefault("components", {}).setdefault("schemas", {})["ErrorBody"] = ErrorBody.model_json_schema()
 
 

@@ -30,7 +30,7 @@ class LoggedResponse:
             self._status = message["status"]
             self._request_id = next((value for name, value in message["headers"] if name == b"x-request-id"), b"")
         elif not message.get("more_body", False):
-            self._tell("")
+            self._tell(self._scope.get(ENDED, ""))
 
     def close(self) -> None:
         if self._status:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from tsx_runtime.api.headers import JSON, NO_CACHE, Pair
 from tsx_runtime.errors import (
+    LONGEST_READ,
+    LONGEST_REFUSAL,
     InvalidToken,
     LoadFailed,
     MethodNotAllowed,
@@ -18,7 +22,10 @@ from tsx_runtime.errors import (
     Unavailable,
     error_body,
     read_error,
+    shortened,
 )
+from tsx_runtime.http.semantics.openai import speaks_openai
+from tsx_runtime.wire import OPENAI_META, V2_META, content_type_of
 
 NOT_FOUND = "Requested resource is not found, please refer to API document."
 UNEXPECTED = "The server failed unexpectedly; its log has the traceback under the x-request-id of this answer."
@@ -36,8 +43,25 @@ def fault(error: TsxError, path: str = "") -> tuple[int, tuple[Pair, ...], bytes
     message = error.message
     if isinstance(error, LoadFailed) and error.traceback and error.traceback not in message:
         message = f"{message}\n{error.traceback}"
+    form = form_of_path(path)
+    if form is for_openai:
+        as_openai(error)
     body = error_body(error.status, error.type, message)
-    return error.status, (JSON, *_extra(error), *NO_CACHE), for_v2(body) if path.startswith(V2) else body
+    return error.status, (JSON, *_extra(error), *NO_CACHE), body if form is None else form(body)
+
+
+def form_of_path(path: str) -> Callable[[bytes], bytes] | None:
+    """What brings an error JSON into the form of the path's protocol; None where that is TorchServe's."""
+    if speaks_openai(path):
+        return for_openai
+    return for_v2 if path.startswith(V2) else None
+
+
+def form_of_meta(meta: bytes) -> Callable[[bytes], bytes] | None:
+    """The same, of a request's meta."""
+    if OPENAI_META in meta:
+        return for_openai
+    return for_v2 if V2_META in meta else None
 
 
 def for_v2(body: bytes) -> bytes:
@@ -50,6 +74,52 @@ def for_v2(body: bytes) -> bytes:
         with suppress(ValueError, RecursionError):
             return json.dumps(error | {"error": error["message"]}, indent=2, ensure_ascii=False).encode() + b"\n"
     return body
+
+
+def as_openai(error: TsxError) -> None:
+    """A wrong API key has a status of its own there, whatever TorchServe's is."""
+    if isinstance(error, InvalidToken) and error.status == InvalidToken.status:
+        error.status = 401
+
+
+def for_openai(body: bytes) -> bytes:
+    """An error JSON with OpenAI's object `error` as well. Any other body stays, such as what `worker.openai` writes."""
+    error = read_error(body)
+    if list(error) == ["code", "type", "message"]:
+        with suppress(ValueError, RecursionError):
+            return json.dumps(error | {"error": _openai_error(error)}, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
+    return body
+
+
+def is_event_stream(headers: bytes) -> bool:
+    """Whether a header block is that of server-sent events."""
+    return content_type_of(headers).startswith("text/event-stream")
+
+
+def error_event(why: str) -> bytes:
+    """An error, in words or as an error JSON, as the last event of a stream that has begun, maybe within an event."""
+    shown = None
+    with suppress(ValueError, RecursionError, AttributeError):
+        shown = json.loads(for_openai(why.encode(errors="replace"))).get("error") if len(why) <= LONGEST_READ else None
+    if not isinstance(shown, dict):
+        shown = _openai_error({"code": 500, "type": TsxError.type, "message": shortened(why, LONGEST_REFUSAL)})
+    return b"\n\ndata: %b\n\n" % json.dumps({"error": shown}).encode()
+
+
+def _openai_error(error: dict[str, Any]) -> dict[str, Any]:
+    status, kind = error["code"], error["type"]
+    code, param = _OPENAI_CODES.get(kind, (None, None))
+    if status == 429:
+        return {"message": error["message"], "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}
+    is_client = isinstance(status, int) and status < 500
+    return {"message": error["message"], "type": "invalid_request_error" if is_client else "server_error", "param": param, "code": code}
+
+
+_OPENAI_CODES = {
+    "InvalidKeyException": ("invalid_api_key", None),
+    "ModelNotFoundException": ("model_not_found", "model"),
+    "ModelVersionNotFoundException": ("model_not_found", "model"),
+}
 
 
 def unexpected(error: BaseException, request_id: bytes) -> TsxError:

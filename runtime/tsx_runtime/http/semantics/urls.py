@@ -13,9 +13,10 @@ from tsx_runtime.api.headers import JSON, Pair
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Headers, Route
 from tsx_runtime.core.traffic.routing import resolve_label
-from tsx_runtime.errors import BadRequest, PayloadTooLarge, ResourceNotFound
+from tsx_runtime.errors import BadRequest, ModelNotFound, PayloadTooLarge, ResourceNotFound
+from tsx_runtime.http.semantics import openai
 from tsx_runtime.http.semantics.errors import NOT_FOUND
-from tsx_runtime.wire import TENSORS_HEAD, V2_HEADER, V2_META
+from tsx_runtime.wire import OPENAI_HEADER, TENSORS_HEAD, V2_HEADER, Body, Parts
 
 _EXPLAIN: Pair = (b"explain", b"True")
 _PREDICT: Pair = (b"explain", b"False")
@@ -54,6 +55,7 @@ class Target(NamedTuple):
     json: bool = False  # where a body names no type, it is JSON
     query: bool = False  # the pairs of the query string are inputs
     strict: bool = True  # a version that does not exist is an error; else the default answers, as KServe's routes do in TorchServe
+    in_body: bool = False  # the body names the model, as in OpenAI's API: see `with_model`
 
 
 def check_query(query: bytes) -> None:
@@ -81,6 +83,9 @@ def find_target(path: str, query: bytes = b"") -> Target | None:
     """
     if path.startswith(("/predictions/", "/explanations/")):
         return _from_predictions(path)
+    if path in openai.PATHS:
+        own = ((b"url_path", openai.PATHS[path]), OPENAI_HEADER, _PREDICT)
+        return Target(None, headers=own, json=path[1:] != openai.TRANSCRIPTIONS, in_body=True)
     if path.startswith("/v1/models/"):
         return _from_kserve_v1(path)
     if path.startswith("/v2/models/"):
@@ -103,6 +108,32 @@ def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
     model = registry.models.get(target.name)
     known = model is not None and resolve_label(target.version, model.versions, model.labels) in model.versions
     return registry.route(target.name, target.version if known else None, headers)
+
+
+def model_in_body(target: Target, headers: Headers, body: Body) -> openai.ModelName:
+    """The model that the body names; its name is empty where there is none. Raises BadRequest and PayloadTooLarge."""
+    if target.json and not is_form(headers):
+        text = openai.model_in_json(body)
+    elif target.json:
+        raise BadRequest("Send the body as JSON, with the header Content-Type: application/json.")
+    elif not _is_multipart(_content_type(headers)):
+        raise BadRequest("Send the audio as multipart/form-data, with the fields 'file' and 'model'.")
+    else:
+        text = model_in_form(headers, b"".join(body.pieces) if isinstance(body, Parts) else bytes(body), b"model")
+    return openai.split_name(text or "")
+
+
+def with_model(registry: Registry, target: Target, headers: Headers, body: Body) -> Target:
+    """A target with the name and the version that the body names. Raises BadRequest, PayloadTooLarge and ModelNotFound."""
+    found = model_in_body(target, headers, body)
+    try:
+        if found.name:
+            registry.find(found.name)
+        return target._replace(name=found.name or _only_model(registry), version=found.version)
+    except (ModelNotFound, BadRequest) as error:
+        about = error.message.removesuffix(".") if found.name else "Name the model in the field 'model'"
+        stop = "" if about.endswith("?") else "."
+        raise type(error)(f"{about}{stop} Models here: {openai.listed(registry.models) or 'none'}.") from None
 
 
 def _from_predictions(path: str) -> Target | None:
@@ -173,23 +204,18 @@ def with_headers(headers: list[Pair], target: Target, hidden: Collection[bytes] 
     return [*(other for other in headers if other[0].lower() not in names), *own]
 
 
-def speaks_v2(meta: bytes) -> bool:
-    """Whether a request came to one of the routes of the Open Inference Protocol."""
-    return V2_META in meta
-
-
-def is_form(headers: list[Pair]) -> bool:
+def is_form(headers: Headers) -> bool:
     return any(name == b"content-type" and value.lower().startswith(_FORMS) for name, value in headers)
 
 
-def model_in_form(headers: list[Pair], body: bytes) -> str | None:
-    """The form's field `model_name`, the last one where there are several; any other fault of the form is reported by the worker.
+def model_in_form(headers: Headers, body: bytes, field: bytes = _FIELD) -> str | None:
+    """The form's field `model_name`, or another; the last of several. Any other fault of the form is reported by the worker.
 
     Nothing but that field is parsed, and only after the fields were counted. Raises PayloadTooLarge.
     """
     content_type = _content_type(headers)
     found = None
-    for value in _values_in_parts(content_type, body) if _is_multipart(content_type) else _values_in_pairs(body):
+    for value in _values_in_parts(content_type, body, field) if _is_multipart(content_type) else _values_in_pairs(body):
         found = value
     return None if found is None else found.decode("utf-8", "replace")
 
@@ -212,15 +238,15 @@ def field_counter(headers: list[Pair]) -> Callable[[bytes], None]:
     return add
 
 
-def _content_type(headers: list[Pair]) -> bytes:
-    return next(value for name, value in headers if name == b"content-type")
+def _content_type(headers: Headers) -> bytes:
+    return next((value for name, value in headers if name == b"content-type"), b"")
 
 
 def _is_multipart(content_type: bytes) -> bool:
     return content_type.lower().startswith(_MULTIPART)
 
 
-def _values_in_parts(content_type: bytes, body: bytes) -> Iterator[bytes]:
+def _values_in_parts(content_type: bytes, body: bytes, field: bytes) -> Iterator[bytes]:
     boundary = _option(content_type, b"boundary")
     if not boundary:
         return
@@ -233,9 +259,9 @@ def _values_in_parts(content_type: bytes, body: bytes) -> Iterator[bytes]:
         head, _, value = part.partition(b"\r\n\r\n")
         for line in head.split(b"\r\n"):
             name, _, disposition = line.partition(b":")
-            if name.strip().lower() != b"content-disposition" or _FIELD not in disposition:
+            if name.strip().lower() != b"content-disposition" or field not in disposition:
                 continue
-            if _option(disposition, b"name") == _FIELD and _option(disposition, b"filename") is None:
+            if _option(disposition, b"name") == field and _option(disposition, b"filename") is None:
                 yield value
 
 

@@ -36,7 +36,7 @@ from tsx_runtime.http.semantics.messages import (
     rest_of,
     send_whole,
 )
-from tsx_runtime.http.semantics.urls import find_target, is_form, model_in_form
+from tsx_runtime.http.semantics.urls import find_target, is_form, model_in_body, model_in_form
 from tsx_runtime.targets.ray.config import MODEL, Routing
 from tsx_runtime.targets.ray.grpc_bridge import RUNS_MODEL, GrpcAnswer, model_of, refused
 
@@ -172,6 +172,8 @@ class Ingress:
         with suppress(TsxError):  # the replica says what is wrong
             if (target := find_target(path, scope["query_string"])) is None:
                 named = parts[3] if len(parts) > 3 and parts[2] == "models" else None  # what KServe's clients ask of a model
+            elif target.in_body:
+                named = model_in_body(target, scope["headers"], body).name or None
             elif (named := target.name) is None and is_form(scope["headers"]):
                 named = model_in_form(scope["headers"], body)
         return named if named in self._shared else ""

@@ -14,7 +14,7 @@ from tsx_runtime.errors import BadRequest, OutOfResources, PredictionFailed, Tsx
 from tsx_runtime.wire import JSON_HEADER, Buffer
 from tsx_runtime.worker.codecs.json_text import NULL, JsonText, to_json
 from tsx_runtime.worker.codecs.v2_binary import TensorResponse
-from tsx_runtime.worker.exceptions import BadRows, InvalidInput, PredictionException, in_words, text_of
+from tsx_runtime.worker.exceptions import BadRows, EngineDied, InvalidInput, PredictionException, in_words, text_of
 from tsx_runtime.worker.handler_api.context import Context, RequestProcessor
 
 Answer: TypeAlias = tuple[int, Buffer, Buffer]
@@ -123,7 +123,9 @@ def failure(error: BaseException, error_status: int = 500) -> Answer:
     else:
         known = PredictionFailed(f"Prediction failed: {in_words(error)}")
     code = error_status if isinstance(known, PredictionFailed) else known.status
-    return (code, JSON_HEADER, error_body(code, known.type, known.message))
+    wait = getattr(known, "retry_after", None)
+    headers = JSON_HEADER if wait is None else JSON_HEADER + b"retry-after: %d\r\n" % wait
+    return (code, headers, error_body(code, known.type, known.message))
 
 
 def is_out_of_resources(error: BaseException) -> bool:
@@ -152,7 +154,9 @@ def is_out_of_device_memory(error: BaseException) -> bool:
 
 
 def is_device_lost(error: BaseException) -> bool:
-    """After such an error every later call of CUDA fails in this process: only a new worker helps."""
+    """After such an error every later call of CUDA, or of the engine, fails in this process: only a new worker helps."""
+    if isinstance(error, EngineDied):
+        return True
     return isinstance(error, RuntimeError) and "CUDA error" in text_of(error) and not is_out_of_device_memory(error)
 
 

@@ -47,6 +47,8 @@ class TextPiece(NamedTuple):
     tokens: int  # that were generated since the last piece
     finished: FinishReason | None = None
     logprobs: Sequence[TokenLogprob] = ()
+    token_ids: Sequence[int] = ()
+    stop: str | None = None  # the stop string that ended it
 
 
 class EngineStats(NamedTuple):
@@ -58,16 +60,23 @@ class EngineStats(NamedTuple):
 class GenerationEngine(Protocol):
     """Runs sequences together; each joins and leaves between two steps."""
 
-    context_length: int  # tokens of prompt and answer together
-    cache_tokens: int  # that the cache holds
+    context_length: int  # tokens of prompt and answer together: those of the model, or of the cache where it holds fewer
+    cache_tokens: int  # that the cache of one adapter, or of the base model, holds
+
+    @property
+    def adapters(self) -> Sequence[str]: ...
 
     def refusal(self, sampling: Sampling) -> str | None:
         """Why this cannot be had of this engine, as a sentence for a client; None where it can."""
 
     def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
-        """Closing it ends the sequence within one step and frees its cache. Raises `OutOfCache` and whatever ended the engine."""
+        """`max_tokens` is given, and the two fit the context. A plain function: it raises `Unavailable` at the call where the cache has
+        no room and too much waits. Closing what it returns ends the sequence within one step, and its cache is free when that returns.
 
-    def stats(self) -> EngineStats: ...
+        What it returns raises `EngineDied` once the engine has.
+        """
+
+    def stats(self, adapter: str | None = None) -> EngineStats: ...
 
     async def close(self) -> None: ...
 
@@ -76,18 +85,25 @@ class TextGenerator(Protocol):
     """What wire formats are written against: tokenizer, chat template and engine of one model."""
 
     context_length: int
-    adapters: Sequence[str]
+
+    @property
+    def adapters(self) -> Sequence[str]: ...
 
     def encode(self, text: str) -> list[int]: ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """By the chat template, ready for the assistant's turn. Raises `InvalidInput`: no template, or messages that it refuses."""
+        """By the chat template, ready for the assistant's turn. Raises `InvalidInput`: no template, messages that it refuses, or tools,
+        which it knows nothing of."""
 
     def decode(self, token_ids: Sequence[int]) -> str: ...
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[TextPiece, None]:
-        """Raises `InvalidInput` at once for what cannot be: a prompt longer than the context, an unknown adapter, what the engine lacks;
-        `Unavailable` with `retry_after` where the cache has no room for it and too much waits already."""
+        """A plain function, which raises at the call: `InvalidInput` for what cannot be (a prompt longer than the context, an unknown
+        adapter, what the engine lacks), `Unavailable` with `retry_after` where the cache has no room and too much waits.
+
+        No `max_tokens`: as the model's generation_config.json says, else up to the end of the context, which also cuts larger ones.
+        What it returns raises `EngineDied` where the engine ends; close it (`contextlib.aclosing`) where its last piece is not awaited.
+        """
 
 
 class TaskRequest(NamedTuple):

@@ -293,7 +293,7 @@ class Context:
     @property
     def system_properties(self) -> dict[str, Any]:
         """`model_dir`, `gpu_id` (None on a CPU), `batch_size`, `server_name`, `server_version`, `limit_max_image_pixels`; of a worker also
-        `trust_remote_code`: whether the operator lets code in a Hugging Face model's directory run."""
+        `worker`, its id, and `trust_remote_code`: whether the operator lets code in a Hugging Face model's directory run."""
         return self._system_properties
 
     @property

@@ -42,7 +42,7 @@ CPP = {"torchscript_handler": "tsx_runtime.worker.handlers.torchscript:TorchScri
 LAYOUTS = {"sagemaker_toolkit": "tsx_runtime.worker.handlers.sagemaker.toolkit:ToolkitHandler"}  # of models that have no archive
 DEFAULT_HANDLER = "base_handler"
 ELSEWHERE = {  # TorchServe's other built-in handlers: what to do instead
-    "vllm_handler": "a language model is served best by vLLM's own server (`vllm serve`), which has the same OpenAI routes.",
+    "vllm_handler": "serve the model with `tsx serve DIRECTORY`; `huggingface: {engine: vllm}` in model-config.yaml has vLLM run it.",
     "trt_llm_handler": "a language model compiled by TensorRT-LLM is served best by `trtllm-serve`, which has the same OpenAI routes.",
 }
 

@@ -30,6 +30,15 @@ def test_registration_wins_over_the_archive_and_the_archive_over_the_settings():
     )
 
 
+def test_hugging_face_models_have_batches_of_32_unless_something_else_is_said():
+    def batch(order=None, yaml=None):
+        return plan(
+            RegisterOrder(url="m.mar", **(order or {})), parse_model_config(yaml or {})[0], Settings(), 0, handler="huggingface"
+        ).batch_size
+
+    assert (batch(), batch(yaml={"batchSize": 4}), batch({"batch_size": 1}, {"batchSize": 4})) == (32, 4, 1)
+
+
 def test_when_workers_are_replaced_is_weighed_for_each_limit_alone():
     settings = {"max_worker_requests": 10, "max_worker_memory": 20, "max_worker_age": 30}
     assert planned().recycling == (0, 0, 0)

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.errors import BadRequest, PredictionFailed
+from tsx_runtime.errors import BadRequest, PredictionFailed, Unavailable
 from tsx_runtime.worker.codecs.json_text import to_compact_json, to_json
 from tsx_runtime.worker.codecs.responses import encode_answers, encode_body, failure, is_device_lost, is_out_of_memory, mismatch
-from tsx_runtime.worker.exceptions import BadRows, InvalidInput, PredictionException
+from tsx_runtime.worker.exceptions import BadRows, EngineDied, InvalidInput, PredictionException
 from tsx_runtime.worker.handler_api.context import Context
 
 
@@ -179,6 +179,17 @@ def test_an_answer_that_cannot_be_sent_is_in_the_log(caplog: pytest.LogCaptureFi
     first, second = caplog.messages
     assert first.startswith("the answer of request a cannot be sent: Unsupported model output data type. The handler returned set")
     assert second.startswith("the answer of request b cannot be sent: The answer has 2000 bytes")
+
+
+def test_a_refusal_for_now_says_when_to_try_again() -> None:
+    _, headers, _ = failure(Unavailable("full", retry_after=7))
+    assert headers == b"content-type: application/json\r\nretry-after: 7\r\n"
+    assert failure(Unavailable("gone"))[1] == b"content-type: application/json\r\n"
+
+
+def test_an_engine_that_has_ended_is_a_lost_device() -> None:
+    assert is_device_lost(EngineDied("the engine has ended"))
+    assert failure(EngineDied("the engine has ended"))[0] == 500
 
 
 def test_what_is_the_handlers_fault_has_the_status_of_the_setting() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
 from tsx_runtime.worker.exceptions import BadRows, InvalidInput, LoadError, in_words
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.handler_api.context import Context
@@ -38,7 +39,8 @@ TASKS: Mapping[str, Callable[[Loaded], Task]] = {
     **dict.fromkeys(IMAGES, ImageTask),
     **dict.fromkeys(OUTPUTS, TextToText),
 }
-OPENAI_PATHS = frozenset({"v1/embeddings", "v1/rerank", "rerank", "v1/audio/transcriptions"})
+EMBEDDINGS = "v1/embeddings"
+OPENAI_PATHS = frozenset({EMBEDDINGS, "v1/rerank", "v2/rerank", "rerank", "v1/audio/transcriptions"})
 WARM_UPS = 3  # requests; the first ones of a process set up what torch does only once
 _READ = "\0read"  # in a row: what `cost` has read of it
 
@@ -100,10 +102,18 @@ class HuggingFaceHandler:
             raise BadRows(faults)
         with torch.inference_mode():
             results: list[TaskResult] = self.task.answer(requests)
-        return [
-            self._openai_answer(path, data[position], result, context, position) if path else result.output
-            for position, (path, result) in enumerate(zip(paths, results, strict=True))
-        ]
+        answers: list[Any] = []
+        for position, (path, result) in enumerate(zip(paths, results, strict=True)):
+            try:
+                if path:
+                    answers.append(self._openai_answer(path, data[position], result, context, position))
+                else:
+                    answers.append(JsonText(to_compact_json(result.output, context.json_nan)))
+            except InvalidInput as error:
+                faults[position] = error.message
+        if faults:
+            raise BadRows(faults)
+        return answers
 
     def cost(self, row: Any) -> float:
         """In tokens, or in inputs where the task reads no text."""
@@ -121,6 +131,8 @@ class HuggingFaceHandler:
 
     def _read_openai(self, row: Any, path: str, context: Context, position: int) -> Request:
         request: TaskRequest = _openai().read(path, context.get_all_request_header(position), row.get("body", row))
+        if path == EMBEDDINGS:  # of length 1 there, and of texts as a whole
+            request = request._replace(parameters={**request.parameters, "normalize": True})
         found: Request = self.task.read(request)
         return found
 

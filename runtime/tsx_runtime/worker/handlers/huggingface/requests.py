@@ -153,7 +153,7 @@ def string(value: Any) -> str:
 
 
 def strings(value: Any) -> list[str]:
-    if isinstance(value, list) and value and all(isinstance(each, str) and each for each in value):
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return value
     raise ValueError("a list of strings")
 
@@ -162,10 +162,9 @@ def labels(value: Any) -> list[str]:
     """A list, or one string with commas, as transformers takes them too."""
     if isinstance(value, str):
         value = [label.strip() for label in value.split(",") if label.strip()]
-    try:
-        return strings(value)
-    except ValueError:
-        raise ValueError("a list of labels") from None
+    if isinstance(value, list) and value and all(isinstance(label, str) and label for label in value):
+        return value
+    raise ValueError("a list of labels")
 
 
 def template(value: Any) -> str:

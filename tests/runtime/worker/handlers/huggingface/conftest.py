@@ -42,7 +42,7 @@ class Served(NamedTuple):
 
     def ask(self, *bodies: Any, **headers: str) -> list[Answer]:
         """One batch; a body that is no bytes is sent as JSON."""
-        block = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        block = [(name.encode(), value.encode()) for name, value in headers.items()]
         items = [
             (0, request_meta(f"r{number}", b"", block), bytearray(body if isinstance(body, bytes) else json.dumps(body).encode()))
             for number, body in enumerate(bodies)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,7 +71,7 @@ def test_prompts_and_dimensions_are_the_requests_own(served: Get) -> None:
 @pytest.mark.parametrize("mode", ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"])
 def test_each_pooling_and_a_dense_layer_equal_sentence_transformers(model_root: Path, tmp_path: Path, mode: str) -> None:
     sentence_transformers = pytest.importorskip("sentence_transformers")
-    from sentence_transformers import models
+    models: Any = importlib.import_module("sentence_transformers.models")
     from torch import nn
 
     from tests.support import huggingface_models

@@ -1,0 +1,110 @@
+"""What a token costs on its way from transformers' continuous batching to the text that a client gets, beside the bare loop.
+
+The bare loop counts the tokens that the manager hands out. The engine adds admission, streams and its sampler; the generator adds text,
+stop strings and metrics. Rounds alternate in one process; the result is the median of their ratios.
+
+    python benchmarks/generation_overhead.py [--hidden 512 --layers 8] [--sequences 1 8 32] [--tokens 64] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import copy
+import itertools
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import torch
+from transformers import ContinuousBatchingConfig
+
+from tests.support.language_models import bpe_tokenizer, llama
+from tsx_runtime.worker.generation.generator import HuggingFaceGenerator
+from tsx_runtime.worker.generation.interface import Sampling
+from tsx_runtime.worker.generation.metrics import GenerationMetrics
+from tsx_runtime.worker.generation.transformers_engine import GenerationLimits, TransformersEngine, batching_config
+from tsx_runtime.worker.handler_api.metrics import Metrics
+
+
+class Bare:
+    """transformers' manager, asked as its documentation does, with the same cache."""
+
+    def __init__(self, model: Any) -> None:
+        ours = batching_config(model, GenerationLimits(), 1, 0)
+        config = ContinuousBatchingConfig(
+            page_size=ours.page_size,
+            num_blocks=ours.num_blocks,
+            max_batch_tokens=ours.max_batch_tokens,
+            max_requests_per_batch=ours.max_requests_per_batch,
+        )
+        generation = copy.deepcopy(model.generation_config)
+        generation.update(do_sample=False, eos_token_id=-1)
+        self.manager = model.init_continuous_batching(generation, config)
+        with torch.inference_mode():
+            self.manager.start()
+        self._names = map(str, itertools.count())
+
+    async def run(self, prompt: list[int], tokens: int) -> None:
+        name = next(self._names)
+        done = asyncio.get_running_loop().create_future()
+        self.manager.register_result_handler(name, lambda output: done.set_result(None) if output.is_finished() else None)
+        self.manager.add_request(prompt, name, max_new_tokens=tokens, streaming=True)
+        await done
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--hidden", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    tokenizer = bpe_tokenizer()
+    sizes = {"hidden_size": options.hidden, "intermediate_size": 4 * options.hidden, "num_hidden_layers": options.layers}
+    model = llama(len(tokenizer), -1, tokenizer.pad_token_id, initializer_range=0.05, **sizes)
+    model.generation_config.eos_token_id = -1
+    print(f"{sum(each.numel() for each in model.parameters()) / 1e6:.1f} million parameters, {torch.get_num_threads()} threads")
+    bare = Bare(copy.deepcopy(model))
+    engine = TransformersEngine(model, {}, GenerationLimits(), [])
+    await engine.start()
+    generator = HuggingFaceGenerator(tokenizer, engine, None, len(tokenizer), GenerationMetrics(Metrics("m"), "1"))
+    prompt = tokenizer("Beautiful is better than ugly. Explicit is")["input_ids"]
+    sampling = Sampling(max_tokens=options.tokens, temperature=0.0)
+
+    async def by_engine() -> None:
+        async for _ in engine.generate(prompt, sampling):
+            pass
+
+    async def by_generator() -> None:
+        async with aclosing(generator.stream(prompt, sampling)) as pieces:
+            async for _ in pieces:
+                pass
+
+    ways: dict[str, Callable[[], Awaitable[None]]] = {
+        "bare": lambda: bare.run(prompt, options.tokens),
+        "engine": by_engine,
+        "generator": by_generator,
+    }
+    for sequences in options.sequences:
+        rates: dict[str, list[float]] = {name: [] for name in ways}
+        for turn in range(options.rounds + 1):
+            for name, way in ways.items():
+                began = time.perf_counter()
+                await asyncio.gather(*(way() for _ in range(sequences)))
+                if turn:  # the first warms up
+                    rates[name].append(sequences * options.tokens / (time.perf_counter() - began))
+        line = [f"{sequences:3} sequences: bare {statistics.median(rates['bare']):7.0f} tokens/s"]
+        for name in ("engine", "generator"):
+            ratio = statistics.median(one / other for one, other in zip(rates[name], rates["bare"], strict=True))
+            line.append(f"{name} {100 * (1 / ratio - 1):+5.1f} %")
+        print(", ".join(line), flush=True)
+    await engine.close()
+    bare.manager.stop(block=True, hard_stop=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,60 @@
+"""A Hugging Face model as users serve it without tsx: `python huggingface_peer.py FastAPI|LitServe DIRECTORY TASK PORT`."""
+
+import sys
+
+server, directory, task, port = sys.argv[1:]
+
+
+def load():
+    """A function from texts to answers."""
+    if task == "sentence-similarity":
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(directory, device="cpu")
+        return lambda texts: model.encode(texts, batch_size=16, show_progress_bar=False).tolist()
+    from transformers import pipeline
+
+    classify = pipeline(task, model=directory, device="cpu", truncation=True, top_k=None)
+    return lambda texts: classify(texts, batch_size=16)
+
+
+def serve_fastapi():
+    import uvicorn
+    from fastapi import FastAPI
+    from fastapi.responses import JSONResponse
+    from pydantic import BaseModel
+
+    class Request(BaseModel):
+        inputs: str
+
+    app, answer = FastAPI(), load()
+
+    @app.post("/predict")
+    def predict(request: Request) -> JSONResponse:
+        return JSONResponse(answer([request.inputs])[0])
+
+    uvicorn.run(app, port=int(port), log_level="error")
+
+
+def serve_litserve():
+    import litserve
+
+    class Model(litserve.LitAPI):
+        def setup(self, device):
+            self.answer = load()
+
+        def decode_request(self, request):
+            return request["inputs"]
+
+        def predict(self, inputs):
+            return self.answer(inputs)
+
+        def encode_response(self, output):
+            return output
+
+    served = litserve.LitServer(Model(max_batch_size=16, batch_timeout=0.005), accelerator="cpu")
+    served.run(host="127.0.0.1", port=int(port), num_api_servers=1, generate_client_file=False, log_level="error")
+
+
+if __name__ == "__main__":
+    serve_fastapi() if server == "FastAPI" else serve_litserve()

@@ -1,0 +1,104 @@
+"""The generator that wire formats are given: tokenizer, chat template and engine of one model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tsx_runtime.worker.exceptions import InvalidInput, in_words
+from tsx_runtime.worker.generation.interface import GenerationEngine, Sampling, TextPiece, Tokens
+from tsx_runtime.worker.generation.metrics import GenerationMetrics, TokenTimes
+from tsx_runtime.worker.generation.text import Detokenizer, StopStrings
+
+
+class HuggingFaceGenerator:
+    """`defaults`: the model's generation_config.json. `vocabulary`: token ids are below it."""
+
+    def __init__(self, tokenizer: Any, engine: GenerationEngine, defaults: Any, vocabulary: int, metrics: GenerationMetrics) -> None:
+        self.context_length = engine.context_length
+        self.adapters = engine.adapters
+        self._tokenizer = tokenizer
+        self._engine = engine
+        self.has_chat_template = bool(tokenizer.chat_template)
+        self._defaults = defaults
+        self._vocabulary = vocabulary
+        self._metrics = metrics
+        fast = getattr(tokenizer, "backend_tokenizer", None)  # in a tenth of the time of transformers' own `decode`
+        decode = fast.decode if fast is not None else partial(tokenizer.decode, clean_up_tokenization_spaces=False)
+        self._decode = partial(decode, skip_special_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, verbose=False)["input_ids"])  # `stream` says what is too long
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        template = self._tokenizer.chat_template
+        if not template:
+            raise InvalidInput("This model has no chat template, so it takes plain text only: send a prompt instead of messages.")
+        if tools and "tools" not in str(template):
+            raise InvalidInput("This model's chat template takes no tools: send the request without them.")
+        try:
+            text = self._tokenizer.apply_chat_template(
+                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+            )
+        except Exception as error:  # the boundary to the model's template, which raises whatever its author wrote
+            raise InvalidInput(f"The model's chat template refuses these messages: {in_words(error)}") from error
+        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return str(self._decode(list(token_ids)))
+
+    def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[TextPiece, None]:
+        if sampling.adapter is not None and sampling.adapter not in self.adapters:
+            known = f"It has {', '.join(self.adapters)}." if self.adapters else "It has none."
+            raise InvalidInput(f"This model has no adapter {sampling.adapter!r}. {known}")
+        if (refusal := self._engine.refusal(sampling)) is not None:
+            raise InvalidInput(f"The request cannot be answered: {refusal}.")
+        room = self.context_length - len(prompt)
+        if not prompt or room < 1:
+            text = f"The prompt has {len(prompt)} tokens; it must have 1 to {self.context_length - 1}, for the model's context of "
+            raise InvalidInput(f"{text}{self.context_length} holds prompt and answer. {'Shorten it.' if prompt else 'Send some text.'}")
+        if not 0 <= min(prompt) <= max(prompt) < self._vocabulary:
+            raise InvalidInput(f"The prompt holds token ids that this model does not have: they are 0 to {self._vocabulary - 1}.")
+        sampling = with_defaults(sampling, self._defaults, room)
+        return self._pieces(self._engine.generate(prompt, sampling), prompt, sampling)
+
+    async def _pieces(
+        self, generated: AsyncGenerator[Tokens, None], prompt: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[TextPiece, None]:
+        detokenizer, stops, timing = Detokenizer(self._decode, prompt), StopStrings(sampling.stop), TokenTimes()
+        try:
+            async with aclosing(generated):
+                async for ids, finished, logprobs in generated:
+                    timing.note(len(ids))
+                    text = detokenizer.push(ids[:-1] if finished == "stop" else ids)  # its last is the token that ends texts
+                    if finished:
+                        text += detokenizer.finish()
+                    text, stop = stops.push(text)
+                    if finished or stop is not None:
+                        break
+                    yield TextPiece(text, len(ids), None, logprobs, ids)
+        finally:
+            self._metrics.report(sampling.adapter, len(prompt), timing, self._engine.stats(sampling.adapter))
+        if stop is None:
+            text += stops.finish()
+        yield TextPiece(text, len(ids), finished if stop is None else "stop", logprobs, ids, stop)
+
+
+def with_defaults(sampling: Sampling, defaults: Any, room: int) -> Sampling:
+    """What is None, as generation_config.json says: else greedily, up to the end of the context."""
+    draws = bool(getattr(defaults, "do_sample", False))
+    temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
+    if temperature is None:
+        asked = top_k is not None or top_p is not None
+        temperature = (getattr(defaults, "temperature", None) or 1.0) if draws or asked else 0.0
+    most = sampling.max_tokens or getattr(defaults, "max_new_tokens", None) or room
+    return replace(
+        sampling,
+        max_tokens=min(most, room),
+        temperature=temperature,
+        top_k=getattr(defaults, "top_k", None) if top_k is None and draws else top_k,
+        top_p=getattr(defaults, "top_p", None) if top_p is None and draws else top_p,
+    )

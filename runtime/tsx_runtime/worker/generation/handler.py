@@ -1,0 +1,35 @@
+"""The handler of Hugging Face models that generate text: each request is a task, and the engine runs the sequences of all together."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.generation import native
+from tsx_runtime.worker.generation.loading import load
+from tsx_runtime.worker.handler_api.context import Context
+
+
+class HuggingFaceGeneration:
+    """Takes the format of Hugging Face's inference API, and OpenAI's at its paths (`url_path`)."""
+
+    takes_raw_bodies = True
+    input_kind = "json"
+
+    async def initialize(self, context: Context) -> None:
+        self.generator = await load(context)
+        self.model = context.model_name
+        if self.generator.has_chat_template:
+            self.input_kind = "chat"
+
+    async def handle(self, data: list[dict[str, Any]], context: Context) -> list[Any]:
+        row = data[0]
+        body = row.get("body", row.get("data"))
+        if body is None:
+            raise InvalidInput('The request has no body: send {"inputs": "a text"}, with the header content-type: application/json.')
+        path = str(context.get_request_header(0, "url_path") or "").strip("/")
+        if path.startswith("v1/"):
+            openai = import_module("tsx_runtime.worker.openai.generation")  # only for those that ask for it
+            return [await openai.answer(path, body, self.generator, context, self.model)]
+        return [await native.answer(body, self.generator, context)]

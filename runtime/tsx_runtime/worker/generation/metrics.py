@@ -1,0 +1,49 @@
+"""The metrics of text generation, by adapter. Each request reports them once, at its end: a token costs nothing."""
+
+from __future__ import annotations
+
+import time
+
+from tsx_runtime.worker.generation.interface import EngineStats
+from tsx_runtime.worker.handler_api.metrics import Dimension, Metrics, MetricTypes
+
+FIRST = "tsx_generation_time_to_first_token_seconds"
+EACH = "tsx_generation_time_per_output_token_seconds"
+PROMPT, GENERATED = "tsx_generation_prompt_tokens_total", "tsx_generation_tokens_total"
+RUNNING, WAITING, CACHE = "tsx_generation_running_sequences", "tsx_generation_waiting_sequences", "tsx_generation_cache_use_ratio"
+
+
+class TokenTimes:
+    """Of one sequence."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.first = self.last = 0.0  # time.monotonic() of tokens
+        self.tokens = self.first_tokens = 0
+
+    def note(self, tokens: int) -> None:
+        self.last = time.monotonic()
+        self.tokens += tokens
+        if not self.first:
+            self.first, self.first_tokens = self.last, tokens
+
+
+class GenerationMetrics:
+    def __init__(self, metrics: Metrics | None, worker: str) -> None:
+        self._metrics = metrics
+        self._worker = Dimension("worker", worker)
+
+    def report(self, adapter: str | None, prompt: int, timing: TokenTimes, stats: EngineStats) -> None:
+        """`adapter`: the label is empty for the base model."""
+        if self._metrics is None:
+            return
+        labels = [Dimension("adapter", adapter or "")]
+        if timing.tokens:
+            self._metrics.add_metric(PROMPT, prompt, "count", None, labels, MetricTypes.COUNTER)
+            self._metrics.add_metric(GENERATED, timing.tokens, "count", None, labels, MetricTypes.COUNTER)
+            self._metrics.add_metric(FIRST, timing.first - timing.began, "s", None, labels, MetricTypes.HISTOGRAM)
+        if (others := timing.tokens - timing.first_tokens) > 0:
+            self._metrics.add_metric(EACH, (timing.last - timing.first) / others, "s", None, labels, MetricTypes.HISTOGRAM)
+        labels = [*labels, self._worker]
+        for name, value in ((RUNNING, stats.running), (WAITING, stats.waiting), (CACHE, round(stats.cache_use, 4))):
+            self._metrics.add_metric(name, value, "count", None, labels, MetricTypes.GAUGE)

@@ -1,0 +1,340 @@
+"""Text generation by transformers' continuous batching: a paged cache and a thread of steps for the base model, and for each adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import itertools
+import logging
+import random
+import threading
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching.cache import FullAttentionCacheAllocator
+from transformers.generation.continuous_batching.continuous_api import OutputRouter
+from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
+from transformers.generation.continuous_batching.requests import RequestStatus
+from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
+from transformers.generation.continuous_batching.utils import find_head_dim, find_num_key_value_heads
+
+from tsx_runtime.errors import Unavailable
+from tsx_runtime.shared.memory import free_memory
+from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
+from tsx_runtime.worker.generation.interface import EngineStats, Sampling, Tokens
+from tsx_runtime.worker.generation.sampler import Sampler, sampling_arguments, token_logprob
+
+MOST_SEQUENCES = 64  # at a time, on a CPU
+PAGE = 16  # tokens of the cache that a sequence gets at a time, on a CPU; on a GPU the engine's own, which its kernels need
+STEP = 512  # tokens of a step, on a CPU: longer prompts take several, between which others go on
+SHARE = 4  # of free memory, the part that the cache of a CPU takes
+WAITING = 4  # caches full of prompts, and sequences for each that can run, may wait
+LONGEST_WAIT = 60  # seconds until a refused client may try again
+
+logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)  # at INFO it says what it chose, for each lane
+
+
+class GenerationLimits(NamedTuple):
+    """What the block `huggingface` of model-config.yaml sets. None: as much as fits."""
+
+    sequences: int | None = None  # that run at a time
+    memory: int | None = None  # bytes of the cache, of all adapters together
+
+
+class TransformersEngine:
+    adapters: Sequence[str]
+
+    def __init__(self, model: Any, adapters: Mapping[str, Path], limits: GenerationLimits, end_tokens: Sequence[int]) -> None:
+        """`start` makes it ready. Raises `LoadError`."""
+        models = {None: model} | {name: adapter_view(model, name, directory) for name, directory in adapters.items()}
+        self.adapters = list(adapters)
+        self._lanes = {
+            name: EngineLane(each, batching_config(each, limits, len(models), index), end_tokens)
+            for index, (name, each) in enumerate(models.items())
+        }
+
+    async def start(self) -> None:
+        """Run a few steps of each lane, so that the first request is as fast as the tenth. Raises `LoadError`."""
+        for lane in self._lanes.values():
+            await lane.start()
+        self.cache_tokens = min(lane.cache_tokens for lane in self._lanes.values())
+        longest = getattr(self._lanes[None].model.config.get_text_config(), "max_position_embeddings", None)
+        self.context_length = min(longest or self.cache_tokens, self.cache_tokens)
+
+    def refusal(self, sampling: Sampling) -> str | None:
+        if sampling.json_schema is not None:
+            return "this model's engine cannot bind an answer to a JSON schema: ask for it in the prompt, or use the engine vllm"
+        if sampling.logprobs and not self._lanes[sampling.adapter].sampler.eager:
+            return "this model's engine runs CUDA graphs, which give no logprobs"
+        return None
+
+    def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+        lane = self._lanes[sampling.adapter]
+        lane.admit(len(prompt))
+        return lane.generate(prompt, sampling)
+
+    def stats(self, adapter: str | None = None) -> EngineStats:
+        return self._lanes[adapter].stats()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(asyncio.to_thread(lane.close) for lane in self._lanes.values()))
+
+
+class TokenStream:
+    """One sequence: what the thread of steps has generated of it and its reader has not taken."""
+
+    def __init__(self, prompt: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.prompt = prompt  # tokens
+        self.began = time.monotonic()
+        self.seen = 0  # tokens
+        self.ended: asyncio.Future[None] = loop.create_future()  # its cache is free
+        self.tokens: asyncio.Queue[Tokens | EngineDied] = asyncio.Queue()
+
+
+class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no types here
+    """Hands what a step has generated to the streams, all at once, on the event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, sampler: Sampler, end_tokens: Sequence[int]) -> None:
+        super().__init__()
+        self.streams: dict[str, TokenStream] = {}
+        self.waiting = self.waiting_tokens = 0  # streams without a token yet, and their prompts
+        self.seconds = 1.0  # that a sequence takes, lately
+        self._loop = loop
+        self._sampler = sampler
+        self._end_tokens = frozenset(end_tokens)
+
+    # On the thread of steps
+
+    def deliver(self, output: Any) -> None:
+        self.deliver_batch([output])
+
+    def deliver_batch(self, outputs: list[Any]) -> None:
+        self.call(self._hand_out, outputs, self._sampler.take_logprobs())
+
+    def call(self, function: Any, *arguments: Any) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the worker ends
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    # On the event loop
+
+    def open(self, name: str, prompt: int) -> TokenStream:
+        stream = self.streams[name] = TokenStream(prompt, self._loop)
+        self.waiting += 1
+        self.waiting_tokens += prompt
+        return stream
+
+    def close(self, names: Sequence[str]) -> None:
+        """The engine has freed what they had of the cache."""
+        for name in names:
+            if (stream := self.streams.pop(name, None)) is not None:
+                if not stream.seen:
+                    self._begin(stream)
+                if not stream.ended.done():
+                    stream.ended.set_result(None)
+
+    def fail(self, error: EngineDied) -> None:
+        for stream in self.streams.values():
+            stream.tokens.put_nowait(error)
+        self.close(list(self.streams))
+
+    def _begin(self, stream: TokenStream) -> None:
+        self.waiting -= 1
+        self.waiting_tokens -= stream.prompt
+
+    def _hand_out(self, outputs: list[Any], logprobs: Mapping[str, tuple[torch.Tensor, int]]) -> None:
+        for output in outputs:
+            name = output.request_id
+            stream = self.streams.get(name)
+            if stream is None:  # its reader has left
+                continue
+            if output.status is RequestStatus.FAILED:
+                self.close([name])
+                stream.tokens.put_nowait(EngineDied(f"The engine has ended, and this answer with it: {output.error}"))
+                continue
+            new = output.generated_tokens[stream.seen :]
+            if not stream.seen:
+                self._begin(stream)
+            stream.seen += len(new)
+            told = logprobs.get(name)
+            finished = output.status is RequestStatus.FINISHED
+            stream.tokens.put_nowait(
+                Tokens(
+                    new,
+                    None if not finished else "stop" if new and new[-1] in self._end_tokens else "length",
+                    () if told is None else [token_logprob(*told, new[-1])],
+                )
+            )
+            if finished:
+                self.seconds += (time.monotonic() - stream.began - self.seconds) / 8
+                self.close([name])
+
+
+class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # as above
+    """Says when the cache of cancelled sequences is free."""
+
+    router: TokenRouter | None = None
+
+    def clear_cancelled_requests(self) -> list[Any]:
+        cancelled = list(self._requests_to_cancel)
+        states: list[Any] = super().clear_cancelled_requests()
+        for state in states:
+            state.status = RequestStatus.FINISHED  # else the update of a batch in flight (on GPUs) looks for the cache that it had
+        if cancelled and self.router is not None:
+            self.router.call(self.router.close, cancelled)
+        return states
+
+
+SCHEDULER_MAPPING["tsx"] = AcknowledgingScheduler
+
+
+class EngineLane:
+    """The base model or an adapter on it, with its cache and its thread of steps."""
+
+    def __init__(self, model: Any, config: ContinuousBatchingConfig, end_tokens: Sequence[int]) -> None:
+        self.model = model
+        self.end_tokens = list(end_tokens)
+        generation = copy.deepcopy(model.generation_config) or GenerationConfig()
+        generation.update(do_sample=False, temperature=None, top_k=None, top_p=None, num_return_sequences=1)
+        if generation.eos_token_id is None:
+            generation.eos_token_id = -1
+        try:
+            self._manager = model.init_continuous_batching(generation, config)
+        except ValueError as error:
+            raise LoadError(f"transformers' continuous batching cannot run this model: {error}") from error
+        resolved = self._manager.continuous_batching_config
+        eager = not any(resolved.cuda_graph_booleans) and not resolved.use_async_batching
+        self._manager.logit_processor = self.sampler = Sampler(list(self._manager.logit_processor.logits_processor), eager)
+        self._names = map(str, itertools.count())
+        self._died: EngineDied | None = None
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._router = self._manager.output_router = TokenRouter(loop, self.sampler, self.end_tokens)
+        self.cache_tokens = 0
+        if self.model.device.type != "cpu":
+            self._manager.warmup()
+        self._thread = threading.Thread(target=self._run, name="tsx-generation", daemon=True)
+        self._thread.start()
+        try:
+            for sampling in (Sampling(max_tokens=4, temperature=0.0), Sampling(max_tokens=4, temperature=1.0, top_k=8)):
+                async for _ in self.generate([0] * 24, sampling):
+                    pass
+        except EngineDied as error:
+            raise LoadError(f"The model cannot generate text: {error}") from error
+        processor = self._manager.batch_processor
+        self._cache = processor.cache
+        self._sequences = processor.scheduler.max_requests_per_batch
+        self.cache_tokens = infer_max_single_request_tokens(self._cache)
+        processor.scheduler.router = self._router
+
+    def _run(self) -> None:
+        """A daemon's own threads are daemons, so that the thread of steps does not keep a worker alive that ends."""
+        with torch.inference_mode():
+            self._manager.start()
+        self._manager.join(time.perf_counter())
+        error = self._manager.background_thread_status.fatal_error
+        died = EngineDied(f"The engine has ended{'' if error is None else f': {in_words(error)}'}. Its worker is started again.")
+        self._router.call(self._die, died)
+
+    def _die(self, error: EngineDied) -> None:
+        self._died = error
+        self._router.fail(error)
+
+    def admit(self, prompt: int) -> None:
+        """What has no room in the cache yet waits, within bounds. Raises `Unavailable` beyond them."""
+        if self._died is not None:
+            raise self._died
+        router = self._router
+        if router.waiting >= WAITING * self._sequences or (router.waiting and router.waiting_tokens + prompt > WAITING * self.cache_tokens):
+            wait = min(LONGEST_WAIT, 1 + int(router.seconds * router.waiting / self._sequences))
+            raise Unavailable(
+                f"{router.waiting} sequences wait for room in the model's cache; try again in {wait} s. "
+                "A larger cacheMemory, or more workers, take more.",
+                retry_after=wait,
+            )
+
+    async def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+        if self._died is not None:
+            raise self._died
+        name = next(self._names)
+        stream = self._router.open(name, len(prompt))
+        self._manager.add_request(
+            list(prompt),
+            name,
+            max_new_tokens=sampling.max_tokens,
+            streaming=True,
+            eos_token_id=self.end_tokens,
+            **sampling_arguments(sampling, random.getrandbits(31)),
+        )
+        try:
+            while True:
+                tokens = await stream.tokens.get()
+                if isinstance(tokens, EngineDied):
+                    raise tokens
+                yield tokens
+                if tokens.finished:
+                    return
+        finally:
+            if not stream.ended.done():
+                self._manager.cancel_request(name)
+                await stream.ended
+
+    def stats(self) -> EngineStats:
+        cache = self._cache
+        free = cache.compute_free_capacity(relative=False)
+        free += sum(len(each.ledger.cached_blocks) * each.bytes_per_block for each in cache.cache_allocators.values())  # kept for prefixes
+        return EngineStats(
+            len(self._router.streams) - self._router.waiting, self._router.waiting, 1 - free / (cache.num_sectors * cache.bytes_per_sector)
+        )
+
+    def close(self) -> None:
+        self._manager.stop(block=False, hard_stop=True)
+        self._thread.join()
+
+
+def batching_config(model: Any, limits: GenerationLimits, lanes: int, index: int) -> ContinuousBatchingConfig:
+    """For one of so many lanes, which share the memory. Raises `LoadError`."""
+    config = ContinuousBatchingConfig(scheduler_type="tsx", max_requests_per_batch=limits.sequences, allow_block_sharing=True)
+    on_cpu = model.device.type == "cpu"
+    if not on_cpu and limits.memory is None:
+        config.max_memory_percent = 0.8 / (lanes - index)  # of what those before it have left
+        return config
+    text = model.config.get_text_config()
+    size = model.dtype.itemsize
+    each = text.num_hidden_layers * FullAttentionCacheAllocator.get_bytes_per_page(
+        find_num_key_value_heads(text), find_head_dim(text), model.dtype, 1
+    )
+    memory = limits.memory
+    if on_cpu:
+        config.page_size = PAGE
+        config.max_requests_per_batch = limits.sequences or MOST_SEQUENCES
+        config.max_batch_tokens = max(STEP, config.max_requests_per_batch)
+        each += config.max_batch_tokens * size + 8  # the attention mask's column, and the index
+    if memory is None:
+        context = getattr(text, "max_position_embeddings", 1 << 20)
+        memory = min(free_memory() // SHARE, lanes * each * config.max_requests_per_batch * context)
+    config.num_blocks = memory // lanes // each // config.page_size
+    if config.num_blocks < 4:
+        raise LoadError(
+            f"A cache of {memory} bytes (cacheMemory, or a quarter of the free memory) holds {config.num_blocks * config.page_size} tokens "
+            f"for each of {lanes} adapters, at {each} bytes a token. Set cacheMemory to {4 * config.page_size * each * lanes} or more."
+        )
+    return config
+
+
+def adapter_view(model: Any, name: str, directory: Path) -> Any:
+    """The model with an adapter, sharing the model's tensors. Raises `LoadError`."""
+    shared = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
+    view = copy.deepcopy(model, shared)
+    try:
+        view.load_adapter(str(directory))
+    except ImportError as error:
+        raise LoadError(f"The adapter {name} needs peft: pip install 'tsx-serve[peft]'") from error
+    except (OSError, RuntimeError, ValueError) as error:
+        raise LoadError(f"The adapter {name} does not fit the model: {in_words(error)}") from error
+    return view.eval()

@@ -1,0 +1,153 @@
+"""Text generation by vLLM's AsyncLLM, whose engine is a process of its own beside the worker."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.lora.request import LoRARequest
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from tsx_archiver.metadata.huggingface import HuggingFaceConfig
+from tsx_runtime.errors import Unavailable
+from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
+from tsx_runtime.worker.generation.interface import EngineStats, Sampling, TokenLogprob, Tokens
+
+WAITING = 4  # sequences for each that can run may wait
+RANKS = (8, 16, 32, 64, 128, 256, 512)  # of adapters, for which vLLM has kernels
+
+
+class CacheRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
+    """Keeps the newest statistics, which the engine sends along with its steps."""
+
+    def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
+        self.cache_use = 0.0
+
+    def record(self, scheduler_stats: Any = None, iteration_stats: Any = None, *more: Any, **named: Any) -> None:
+        if scheduler_stats is not None:
+            self.cache_use = float(scheduler_stats.kv_cache_usage)
+
+    def log_engine_initialized(self) -> None:
+        """There is nothing to say."""
+
+
+class VllmEngine:
+    def __init__(self, llm: Any, adapters: Mapping[str, Path], end_tokens: Sequence[int], recorder: CacheRecorder) -> None:
+        config = llm.vllm_config
+        self.context_length = int(config.model_config.max_model_len)
+        self.cache_tokens = int(config.cache_config.num_gpu_blocks or 0) * int(config.cache_config.block_size)
+        self.adapters = list(adapters)
+        self._sequences = int(config.scheduler_config.max_num_seqs)
+        self._llm = llm
+        self._lora = {name: LoRARequest(name, number, str(path)) for number, (name, path) in enumerate(adapters.items(), 1)}
+        self._end_tokens = list(end_tokens)
+        self._recorder = recorder
+        self._names = map(str, itertools.count())
+        self._open: dict[str, tuple[str | None, bool]] = {}  # sequences: of which adapter, and whether they have a token
+
+    @classmethod
+    async def load(
+        cls, directory: Path, adapters: Mapping[str, Path], dtype: str, config: HuggingFaceConfig, trust: bool, end_tokens: Sequence[int]
+    ) -> VllmEngine:
+        """Raises `LoadError`."""
+        arguments: dict[str, Any] = {"model": str(directory), "dtype": dtype, "enable_prefix_caching": True, "trust_remote_code": trust}
+        if config.max_sequences is not None:
+            arguments["max_num_seqs"] = config.max_sequences
+        if config.cache_memory is not None:
+            arguments["kv_cache_memory_bytes"] = config.cache_memory
+        recorder = CacheRecorder()
+        try:
+            if adapters:
+                arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": rank_of(adapters.values())}
+            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[lambda *_: recorder])
+        except (OSError, RuntimeError, ValueError) as error:
+            raise LoadError(f"vLLM cannot run this model: {in_words(error)}") from error
+        engine = cls(llm, adapters, end_tokens, recorder)
+        try:
+            async for _ in engine.generate([0] * 8, Sampling(max_tokens=2, temperature=0.0)):
+                pass
+        except EngineDied as error:
+            raise LoadError(f"The model cannot generate text: {error}") from error
+        return engine
+
+    def refusal(self, sampling: Sampling) -> str | None:
+        return None
+
+    def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+        if self._llm.errored:
+            raise EngineDied("vLLM's engine has ended. Its worker is started again.")
+        waiting = sum(not begun for _, begun in self._open.values())
+        if waiting >= WAITING * self._sequences:
+            wait = 1 + waiting // self._sequences
+            raise Unavailable(f"{waiting} sequences wait for room in the model's cache; try again in {wait} s.", retry_after=wait)
+        return self._generate(prompt, sampling)
+
+    def stats(self, adapter: str | None = None) -> EngineStats:
+        """The cache is one for all adapters."""
+        own = [begun for name, begun in self._open.values() if name == adapter]
+        return EngineStats(sum(own), len(own) - sum(own), self._recorder.cache_use if self._open else 0.0)
+
+    async def close(self) -> None:
+        self._llm.shutdown()
+
+    async def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+        name = next(self._names)
+        self._open[name] = sampling.adapter, False
+        lora = self._lora.get(sampling.adapter or "")
+        try:
+            outputs = self._llm.generate({"prompt_token_ids": list(prompt)}, self._params(sampling), name, lora_request=lora)
+            async with aclosing(outputs):  # vLLM ends the sequence where its reader leaves
+                async for output in outputs:
+                    self._open[name] = sampling.adapter, True
+                    yield tokens_of(output.outputs[0], sampling.top_logprobs)
+        except EngineDeadError as error:
+            raise EngineDied(f"vLLM's engine has ended: {in_words(error)}. Its worker is started again.") from error
+        finally:
+            del self._open[name]
+
+    def _params(self, sampling: Sampling) -> Any:
+        schema = sampling.json_schema
+        structure = (
+            None if schema is None else StructuredOutputsParams(json=dict(schema)) if schema else StructuredOutputsParams(json_object=True)
+        )
+        return SamplingParams(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature or 0.0,
+            top_p=1.0 if sampling.top_p is None else max(sampling.top_p, 1e-6),
+            top_k=sampling.top_k or 0,
+            seed=sampling.seed,
+            logprobs=sampling.top_logprobs if sampling.logprobs else None,
+            stop_token_ids=self._end_tokens,
+            structured_outputs=structure,
+            detokenize=False,  # `text.py` does, for all engines
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+
+def tokens_of(completion: Any, most: int) -> Tokens:
+    """Of vLLM's CompletionOutput, whose logprobs are a dict of token ids for each token: the one it chose and the `most` likely."""
+    ids = list(completion.token_ids)
+    finished = None if completion.finish_reason is None else "length" if completion.finish_reason == "length" else "stop"
+    logprobs = [
+        TokenLogprob(id, each[id].logprob, [(other, one.logprob) for other, one in each.items() if one.rank <= most])
+        for id, each in zip(ids, completion.logprobs or [], strict=False)
+    ]
+    return Tokens(ids, finished, logprobs)  # type: ignore[arg-type]
+
+
+def rank_of(adapters: Any) -> int:
+    """The smallest that fits all. Raises ValueError where one is too large."""
+    most = max(int(json.loads((path / "adapter_config.json").read_text())["r"]) for path in adapters)
+    found = next((rank for rank in RANKS if rank >= most), None)
+    if found is None:
+        raise ValueError(f"an adapter has the rank {most}; vLLM takes at most {RANKS[-1]}")
+    return found

