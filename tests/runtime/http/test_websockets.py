@@ -136,7 +136,6 @@ def test_what_runs_no_model_is_refused_in_the_handshake(server: RunningServer, p
 
 
 def test_chat_is_a_path_as_well_and_its_body_names_the_model(server: RunningServer) -> None:
-    pytest.importorskip("tsx_runtime.http.semantics.openai")
     with talk(server, "/v1/chat/completions") as socket:
         (piece,), _ = ask(socket, '{"model": "talker", "messages": []}')
         assert json.loads(piece)["headers"]["url_path"] == "v1/chat/completions"

@@ -170,4 +170,5 @@ def _named(value: Any) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-GONE = failure(Unavailable("The request was cancelled before it was answered; send it again."))  # mostly its client has disconnected
+CANCELLED = failure(Unavailable("The request was cancelled before it was answered; send it again."))
+GONE: Answer = (499, JSON_HEADER, error_body(499, Unavailable.type, "The client has left."))  # goes nowhere, and counts as no failure

@@ -18,7 +18,7 @@ from functools import partial
 
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket
-from tsx_runtime.worker.codecs.responses import GONE, Answer, encode_answers, failure, is_device_lost, mismatch
+from tsx_runtime.worker.codecs.responses import CANCELLED, GONE, Answer, encode_answers, failure, is_device_lost, mismatch
 from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
 from tsx_runtime.worker.diagnostics.failures import log_failure
@@ -43,6 +43,7 @@ class ConcurrentRequests:
         self._on_other = on_other
         self._on_request = on_request
         self._tasks: dict[int, asyncio.Task[Answer]] = {}
+        self._called_off: set[int] = set()  # whose clients have left
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -74,6 +75,7 @@ class ConcurrentRequests:
                 task.add_done_callback(partial(self._reply, frame.batch, began, laps))
             elif frame.kind is Kind.CANCEL:
                 if frame.batch in self._tasks:  # else its answer was already sent
+                    self._called_off.add(frame.batch)
                     self._tasks[frame.batch].cancel()
             else:
                 self._on_other(self._channel, frame)  # from the loop: a blocked loop answers no heartbeat
@@ -103,7 +105,8 @@ class ConcurrentRequests:
     def _reply(self, batch: int, began: float, laps: Laps, task: asyncio.Task[Answer]) -> None:
         """Runs also for a task that was cancelled before it started, which `_answer` never saw."""
         del self._tasks[batch]
-        answer = GONE if task.cancelled() else task.result()
+        answer = task.result() if not task.cancelled() else GONE if batch in self._called_off else CANCELLED
+        self._called_off.discard(batch)
         with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
             self._channel.send_all(
                 with_metrics(self._model, [(Kind.REPLY, batch, [answer], step_times.times(began, time.monotonic(), laps))])

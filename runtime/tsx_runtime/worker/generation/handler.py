@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation import native
 from tsx_runtime.worker.generation.loading import load
 from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.openai import generation as openai
 
 
 class HuggingFaceGeneration:
@@ -30,6 +30,5 @@ class HuggingFaceGeneration:
             raise InvalidInput('The request has no body: send {"inputs": "a text"}, with the header content-type: application/json.')
         path = str(context.get_request_header(0, "url_path") or "").strip("/")
         if path.startswith("v1/"):
-            openai = import_module("tsx_runtime.worker.openai.generation")  # only for those that ask for it
             return [await openai.answer(path, body, self.generator, context, self.model)]
         return [await native.answer(body, self.generator, context)]

@@ -61,7 +61,7 @@ def test_a_stream_that_nobody_reads_is_stopped_and_the_next_batch_answered(worke
     worker.send(Kind.PING, 0)
     worker.send(Kind.CANCEL, stopped)
     reply = until_reply(worker)
-    assert (reply.batch, reply.items[0][0]) == (stopped, 503)
+    assert (reply.batch, reply.items[0][0]) == (stopped, 499)
     assert (worker.directory / "ended").exists()
     reply = until_reply(worker)
     assert (reply.batch, bytes(reply.items[0][2])) == (waiting, b"a1000")

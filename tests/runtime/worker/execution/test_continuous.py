@@ -144,7 +144,7 @@ def test_a_cancelled_request_is_closed_and_in_no_further_call(worker: Worker) ->
     send(worker, "a 1000000")
     worker.receive()
     worker.send(Kind.CANCEL, 1)
-    assert answers(worker, 1)[1][0] == 503
+    assert answers(worker, 1)[1][0] == 499
     worker.send(Kind.CANCEL, 1)
     send(worker, "calls", first=2)
     assert json.loads(answers(worker, 1)[2][2][0])[-1] == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tsx_archiver.metadata.huggingface import MANIFEST_KEY as KEY
 from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
 from tsx_runtime.worker.exceptions import BadRows, InvalidInput, LoadError, in_words
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
@@ -17,12 +17,13 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.huggingface.answers import QuestionAnswering
 from tsx_runtime.worker.handlers.huggingface.classification import FillMask, TextClassification, TokenClassification, ZeroShotClassification
-from tsx_runtime.worker.handlers.huggingface.loading import KEY, Loaded, family, load
+from tsx_runtime.worker.handlers.huggingface.loading import Loaded, family, load
 from tsx_runtime.worker.handlers.huggingface.pipelines import IMAGES, ImageTask, ImageTextToText, SoundTask, SpeechRecognition
 from tsx_runtime.worker.handlers.huggingface.requests import read_body
 from tsx_runtime.worker.handlers.huggingface.sentences import Sentences, TextRanking
 from tsx_runtime.worker.handlers.huggingface.seq2seq import OUTPUTS, TextToText
 from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task
+from tsx_runtime.worker.openai import tasks as openai
 
 TASKS: Mapping[str, Callable[[Loaded], Task]] = {
     "audio-classification": SoundTask,
@@ -130,7 +131,7 @@ class HuggingFaceHandler:
         return found if found is not None else self.task.read(read_body(row, self.task.fields, media=self.task.media))
 
     def _read_openai(self, row: Any, path: str, context: Context, position: int) -> Request:
-        request: TaskRequest = _openai().read(path, context.get_all_request_header(position), row.get("body", row))
+        request: TaskRequest = openai.read(path, context.get_all_request_header(position), row.get("body", row))
         if path == EMBEDDINGS:  # of length 1 there, and of texts as a whole
             request = request._replace(parameters={**request.parameters, "normalize": True})
         found: Request = self.task.read(request)
@@ -138,7 +139,7 @@ class HuggingFaceHandler:
 
     def _openai_answer(self, path: str, row: Any, result: TaskResult, context: Context, position: int) -> Any:
         context.set_response_content_type(position, "application/json")
-        return _openai().write(path, row.get("body", row), [result], context.model_name)
+        return openai.write(path, row.get("body", row), [result], context.model_name)
 
     def _described(self) -> dict[str, Any]:
         return {
@@ -147,10 +148,3 @@ class HuggingFaceHandler:
             "parameters": sorted(self.task.parameters),
             "adapters": list(self.loaded.adapters.names),
         }
-
-
-def _openai() -> Any:
-    try:
-        return importlib.import_module("tsx_runtime.worker.openai.tasks")
-    except ModuleNotFoundError as error:
-        raise InvalidInput("This server does not answer OpenAI's paths for this model.") from error

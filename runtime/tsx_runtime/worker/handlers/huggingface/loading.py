@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from tsx_archiver.metadata.huggingface import DIRECTORY
+from tsx_archiver.metadata.huggingface import MANIFEST_KEY as KEY
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.huggingface.adapters import Adapters
 from tsx_runtime.worker.handlers.huggingface.batches import Budget, budget_of
 from tsx_runtime.worker.handlers.models.precision import DTYPES
 
-DIRECTORY, KEY = "huggingface_model", "huggingface"  # in the archive, and in its manifest and model-config.yaml
 AUTO = {  # tasks that transformers has no pipeline for, or whose pipeline is not used: the class that loads their model
     "question-answering": "AutoModelForQuestionAnswering",
     "feature-extraction": "AutoModel",

@@ -76,7 +76,6 @@ def test_hugging_faces_client_understands_the_answers_about_images_and_sounds(cl
 
 
 def test_openais_paths_are_answered_in_their_shapes(served: Get) -> None:
-    pytest.importorskip("tsx_runtime.worker.openai.tasks")
     body = {"model": "m", "input": WORDS}
     embeddings = served("sentences", "feature-extraction").ask(body, url_path="v1/embeddings")[0].value
     near(served("sentences", "feature-extraction").ok({"inputs": WORDS})[0], [each["embedding"] for each in embeddings["data"]])
