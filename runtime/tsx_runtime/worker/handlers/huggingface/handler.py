@@ -122,6 +122,7 @@ class HuggingFaceHandler:
 
     def cost(self, row: Any) -> float:
         """In tokens, or in inputs where the task reads no text."""
+        request: Request | None
         try:
             request = self._read(row)
             if isinstance(row, dict) and ("body" in row or "data" in row):  # a form may be one of OpenAI's
