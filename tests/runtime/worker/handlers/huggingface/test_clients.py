@@ -157,6 +157,7 @@ def test_a_worker_of_a_packed_model_fetches_nothing(
     for name in ("_take_place", "_enter", "_limit_threads"):
         monkeypatch.setattr(model_loading, name, lambda *_: None)
     monkeypatch.setattr(model_loading, "load_entry", ends)
+    monkeypatch.setattr(model_loading.ts_shim, "install", lambda: None)
     place = {"model_dir": str(tmp_path), "manifest": {}, "model_config": "{}"}
     order: Any = {**ORDER, **place, "handler": handler, "trust_remote_code": trusted}
     with pytest.raises(LoadError):
