@@ -17,6 +17,7 @@ SCHEME = "hf:"
 FORM = "hf:ORG/NAME or hf:ORG/NAME@REVISION"
 _MODEL = re.compile(r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII)
 _FIRST = ("config.json", "*.index.json")  # which tell what else is needed
+MOST_FIRST = 256 << 20  # bytes of these
 
 Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
@@ -73,9 +74,17 @@ def download(model: HubModel, *, most: int, progress: Progress | None = None, st
     def fetch(patterns: Sequence[str], revision: str | None, bar: type | None) -> Path:
         return Path(huggingface_hub.snapshot_download(model.repo, revision=revision, allow_patterns=list(patterns), tqdm_class=bar))
 
+    first = 0
+
+    def count_first(size: int) -> None:
+        nonlocal first
+        first += size
+        if first > MOST_FIRST:
+            raise DownloadFailed(f"{model} cannot be served: its config.json and *.index.json have more than {MOST_FIRST} bytes")
+
     page = f"{constants.ENDPOINT}/{model.repo}"
     try:
-        directory = fetch(_FIRST, model.revision, _bar(lambda size: None, stopped))
+        directory = fetch(_FIRST, model.revision, _bar(count_first, stopped))
         commit = directory.name
         sizes = _sizes(model.repo, commit, directory)
         needed = Pretrained(directory, tuple(sizes)).needed

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from tsx_archiver import parse_model_config
+from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
 from tsx_runtime.wire import LoadOrder
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import step_times
@@ -60,6 +61,8 @@ def load_model(order: LoadOrder) -> ServedModel:
     context.envelope = order["envelope"]
     context.json_nan, context.guess_content_type = order["json_nan"], order["guess_content_type"]
     context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end = order["sequence_headers"]
+    if order["handler"] in (HANDLER, GENERATION_HANDLER) and not order["trust_remote_code"]:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # whatever its files name, such a model is what its archive holds
     coroutines = Coroutines()
     loaded = load_entry(order["handler"], model_dir, context, coroutines)
     entry = with_micro_batches(loaded, context)

@@ -41,20 +41,15 @@ class GenerationPoint(NamedTuple):
 def read_generation(metrics: Mapping[MetricKey, HandlerMetric]) -> GenerationSnapshot | None:
     """None for a model that generates no text."""
     found: dict[str, list[HandlerMetric]] = {}
-    gauges: dict[str, dict[str, float]] = {}  # by worker: each has its own engine, which all adapters share
-    for (name, kind, _, dimensions), metric in metrics.items():
-        if not name.startswith(GENERATION):
-            continue
-        found.setdefault(name[len(GENERATION) :], []).append(metric)
-        if kind == "gauge":
-            workers, worker = gauges.setdefault(name[len(GENERATION) :], {}), dict(dimensions).get("worker", "")
-            workers[worker] = max(metric.last, workers.get(worker, 0.0))
+    for (name, *_), metric in metrics.items():
+        if name.startswith(GENERATION):
+            found.setdefault(name[len(GENERATION) :], []).append(metric)
     if not found:
         return None
     none = (0,) * (len(SHOWN) + 1)
     buckets = (tuple(map(sum, zip(none, *(each.buckets for each in found.get(name, ())), strict=True))) for name in TIMES)
     counts = (sum(each.sum for each in found.get(name, ())) for name in COUNTERS)
-    running, waiting, cache_use = (list(gauges.get(name, {}).values()) for name in GAUGES)
+    running, waiting, cache_use = ([each.last for each in found.get(name, ())] for name in GAUGES)  # of each worker's engine
     return GenerationSnapshot(tuple(buckets), tuple(counts), sum(running), sum(waiting), max(cache_use, default=0.0))
 
 

@@ -1,4 +1,4 @@
-"""Writes a handler's value as JSON: arrays and scalars of numpy and torch as numbers, NaN and infinities as the setting `json_nan` says."""
+"""JSON: read for tokenizers, and written of a handler's value, with arrays of numpy and torch, and NaN as the setting `json_nan` says."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 class JsonText(str):
     """Text that is JSON: its answer says so."""
+
+
+def read_json(text: bytes | str) -> Any:
+    """Raises ValueError; also where a string has half of a surrogate pair, which no tokenizer takes."""
+    try:
+        document = json.loads(text)
+        if "\\u" in text if isinstance(text, str) else b"\\u" in text:
+            json.dumps(document, ensure_ascii=False).encode()
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    return document
 
 
 def _numbers(value: Any) -> Any:

@@ -81,7 +81,7 @@ class HuggingFaceGenerator:
                         break
                     yield TextPiece(text, len(ids), None, logprobs, ids)
         finally:
-            self._metrics.report(sampling.adapter, len(prompt), timing, self._engine.stats(sampling.adapter))
+            self._metrics.report(sampling.adapter, len(prompt), timing, self._engine.stats())
         if stop is None:
             text += stops.finish()
         yield TextPiece(text, len(ids), finished if stop is None else "stop", logprobs, ids, stop)

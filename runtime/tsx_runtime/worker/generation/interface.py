@@ -76,7 +76,8 @@ class GenerationEngine(Protocol):
         What it returns raises `EngineDied` once the engine has.
         """
 
-    def stats(self, adapter: str | None = None) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """Of all adapters together; of the cache the fullest, where each has its own."""
 
     async def close(self) -> None: ...
 

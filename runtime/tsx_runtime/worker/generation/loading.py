@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 from tsx_archiver.metadata.huggingface import ADAPTERS, DIRECTORY, MANIFEST_KEY, HuggingFaceConfig, read_huggingface
@@ -66,6 +68,7 @@ async def _engine(files: ModelFiles, end_tokens: list[int]) -> GenerationEngine:
     if config.engine == "vllm" or (config.engine == "auto" and files.gpu is not None and has_vllm):
         if not has_vllm:
             raise LoadError("model-config.yaml asks for the engine vllm: pip install 'tsx-serve[vllm]', or choose another engine.")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # it would send them to its authors
         from tsx_runtime.worker.generation.vllm_engine import VllmEngine  # an extra, which few models use
 
         return await VllmEngine.load(files.directory, files.adapters, DTYPES.get(config.dtype, "auto"), config, files.trust, end_tokens)
@@ -85,6 +88,10 @@ def load_model(files: ModelFiles) -> Any:
     device = torch.device("cpu") if files.gpu is None else torch.device("cuda", files.gpu)
     try:
         model = AutoModelForCausalLM.from_pretrained(files.directory, dtype=dtype, local_files_only=True, trust_remote_code=files.trust)
+    except UnpicklingError as error:
+        raise LoadError(
+            "The weights are a pickle that holds more than weights, so it is not read. Save the model again as safetensors."
+        ) from error
     except (OSError, ValueError) as error:
         raise LoadError(f"The model cannot be loaded: {in_words(error)}") from error
     if dtype == "auto" and files.gpu is None and model.dtype == torch.float16:

@@ -1,4 +1,4 @@
-"""The metrics of text generation, by adapter. Each request reports them once, at its end: a token costs nothing."""
+"""The metrics of text generation, of tokens by adapter. Each request reports them once, at its end: a token costs nothing."""
 
 from __future__ import annotations
 
@@ -44,6 +44,5 @@ class GenerationMetrics:
             self._metrics.add_metric(FIRST, timing.first - timing.began, "s", None, labels, MetricTypes.HISTOGRAM)
         if (others := timing.tokens - timing.first_tokens) > 0:
             self._metrics.add_metric(EACH, (timing.last - timing.first) / others, "s", None, labels, MetricTypes.HISTOGRAM)
-        labels = [*labels, self._worker]
         for name, value in ((RUNNING, stats.running), (WAITING, stats.waiting), (CACHE, round(stats.cache_use, 4))):
-            self._metrics.add_metric(name, value, "count", None, labels, MetricTypes.GAUGE)
+            self._metrics.add_metric(name, value, "count", None, [self._worker], MetricTypes.GAUGE)

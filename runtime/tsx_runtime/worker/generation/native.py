@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
+from tsx_runtime.worker.codecs.json_text import read_json
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import Sampling, TextGenerator, TextPiece
 from tsx_runtime.worker.handler_api.context import Context
@@ -92,7 +93,7 @@ def _document(body: Any) -> dict[str, Any]:
     if isinstance(body, bytes | bytearray | memoryview):
         raw = bytes(body)
         try:
-            body = json.loads(raw) if raw.lstrip().startswith(b"{") else raw.decode()
+            body = read_json(raw) if raw.lstrip().startswith(b"{") else raw.decode()
         except ValueError as error:
             raise InvalidInput(f'The body is neither JSON nor UTF-8 text: {error}. Send {{"inputs": "a text"}}.') from error
     return body if isinstance(body, dict) else {"inputs": body}

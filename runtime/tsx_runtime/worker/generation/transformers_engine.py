@@ -9,9 +9,10 @@ import logging
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
@@ -78,8 +79,9 @@ class TransformersEngine:
         lane.admit(len(prompt))
         return lane.generate(prompt, sampling)
 
-    def stats(self, adapter: str | None = None) -> EngineStats:
-        return self._lanes[adapter].stats()
+    def stats(self) -> EngineStats:
+        running, waiting, cache_use = zip(*(lane.stats() for lane in self._lanes.values()), strict=True)
+        return EngineStats(sum(running), sum(waiting), max(cache_use))
 
     async def close(self) -> None:
         await asyncio.gather(*(asyncio.to_thread(lane.close) for lane in self._lanes.values()))
@@ -104,6 +106,7 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.streams: dict[str, TokenStream] = {}
         self.waiting = self.waiting_tokens = 0  # streams without a token yet, and their prompts
         self.seconds = 1.0  # that a sequence takes, lately
+        self.cancel: Callable[[str], None] = lambda name: None  # the engine's
         self._loop = loop
         self._sampler = sampler
         self._end_tokens = frozenset(end_tokens)
@@ -150,7 +153,8 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         for output in outputs:
             name = output.request_id
             stream = self.streams.get(name)
-            if stream is None:  # its reader has left
+            if stream is None:  # its reader has left; where the engine has read that before the request itself, it still runs
+                self.cancel(name)
                 continue
             if output.status is RequestStatus.FAILED:
                 self.close([name])
@@ -215,6 +219,7 @@ class EngineLane:
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._router = self._manager.output_router = TokenRouter(loop, self.sampler, self.end_tokens)
+        self._router.cancel = self._manager.cancel_request
         self.cache_tokens = 0
         if self.model.device.type != "cpu":
             self._manager.warmup()
@@ -332,9 +337,19 @@ def adapter_view(model: Any, name: str, directory: Path) -> Any:
     shared = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
     view = copy.deepcopy(model, shared)
     try:
+        from peft import PeftConfig  # an extra
+
+        if (bias := getattr(PeftConfig.from_pretrained(str(directory)), "bias", "none")) != "none":
+            raise LoadError(
+                f"The adapter {name} was trained with bias={bias}, which changes the model that others share. Train it without."
+            )
         view.load_adapter(str(directory))
     except ImportError as error:
         raise LoadError(f"The adapter {name} needs peft: pip install 'tsx-serve[peft]'") from error
+    except UnpicklingError as error:
+        raise LoadError(
+            f"The adapter {name} is a pickle that holds more than weights, so it is not read. Save it again as safetensors."
+        ) from error
     except (OSError, RuntimeError, ValueError) as error:
         raise LoadError(f"The adapter {name} does not fit the model: {in_words(error)}") from error
     return view.eval()

@@ -52,7 +52,7 @@ class VllmEngine:
         self._end_tokens = list(end_tokens)
         self._recorder = recorder
         self._names = map(str, itertools.count())
-        self._open: dict[str, tuple[str | None, bool]] = {}  # sequences: of which adapter, and whether they have a token
+        self._open: dict[str, bool] = {}  # sequences: whether they have a token
 
     @classmethod
     async def load(
@@ -85,29 +85,28 @@ class VllmEngine:
     def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
         if self._llm.errored:
             raise EngineDied("vLLM's engine has ended. Its worker is started again.")
-        waiting = sum(not begun for _, begun in self._open.values())
+        waiting = sum(not begun for begun in self._open.values())
         if waiting >= WAITING * self._sequences:
             wait = 1 + waiting // self._sequences
             raise Unavailable(f"{waiting} sequences wait for room in the model's cache; try again in {wait} s.", retry_after=wait)
         return self._generate(prompt, sampling)
 
-    def stats(self, adapter: str | None = None) -> EngineStats:
-        """The cache is one for all adapters."""
-        own = [begun for name, begun in self._open.values() if name == adapter]
-        return EngineStats(sum(own), len(own) - sum(own), self._recorder.cache_use if self._open else 0.0)
+    def stats(self) -> EngineStats:
+        running = sum(self._open.values())
+        return EngineStats(running, len(self._open) - running, self._recorder.cache_use if self._open else 0.0)
 
     async def close(self) -> None:
         self._llm.shutdown()
 
     async def _generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
         name = next(self._names)
-        self._open[name] = sampling.adapter, False
+        self._open[name] = False
         lora = self._lora.get(sampling.adapter or "")
         try:
             outputs = self._llm.generate({"prompt_token_ids": list(prompt)}, self._params(sampling), name, lora_request=lora)
             async with aclosing(outputs):  # vLLM ends the sequence where its reader leaves
                 async for output in outputs:
-                    self._open[name] = sampling.adapter, True
+                    self._open[name] = True
                     yield tokens_of(output.outputs[0], sampling.top_logprobs)
         except EngineDeadError as error:
             raise EngineDied(f"vLLM's engine has ended: {in_words(error)}. Its worker is started again.") from error

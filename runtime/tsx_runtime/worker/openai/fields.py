@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tsx_runtime.worker.codecs.json_text import read_json
 from tsx_runtime.worker.openai.errors import RefusedField
 
 # What tells who asks, or how OpenAI's own service is to treat a request: the answer is the same without them.
@@ -113,8 +114,8 @@ def read_document(body: Any) -> Mapping[str, Any]:
     """A body as a handler gets it: as bytes, or parsed. Raises RefusedField."""
     if isinstance(body, bytes | bytearray | memoryview | str):
         try:
-            body = json.loads(body if isinstance(body, str) else bytes(body))
-        except (ValueError, RecursionError) as error:
+            body = read_json(body if isinstance(body, str) else bytes(body))
+        except ValueError as error:
             raise RefusedField(
                 f"The body is not JSON: {error}. Send a JSON object with the header Content-Type: application/json."
             ) from None

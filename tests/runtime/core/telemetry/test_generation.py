@@ -34,8 +34,8 @@ def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
         report(stats, "time_to_first_token_seconds", "histogram", 0.2, adapter)
         report(stats, "tokens_total", "counter", 30, adapter)
         report(stats, "prompt_tokens_total", "counter", 7, adapter)
-        report(stats, "running_sequences", "gauge", 2, adapter)
-        report(stats, "cache_use_ratio", "gauge", 0.25, adapter)
+    report(stats, "running_sequences", "gauge", 2)
+    report(stats, "cache_use_ratio", "gauge", 0.25)
     after = read_generation(stats.handler_metrics)
     assert generation_between(before, after, 2.0) == GenerationPoint(
         pytest.approx(0.175), pytest.approx(0.2485), None, None, prompt_tokens=7.0, tokens=30.0, running=2, waiting=0, cache_use=0.25
@@ -45,10 +45,10 @@ def test_a_second_is_what_was_reported_in_it_of_all_adapters() -> None:
     assert first.tokens == 1060
 
 
-def test_each_worker_has_an_engine_that_its_adapters_share() -> None:
+def test_each_worker_has_an_engine() -> None:
     stats = Stats()
-    for worker, adapter, value in (("9000", "", 3), ("9000", "pirate", 3), ("9001", "", 2)):
-        labels = {"adapter": adapter, "worker": worker}
+    for worker, value in (("9000", 3), ("9001", 2)):
+        labels = {"worker": worker}
         for name, part in (("running_sequences", value), ("cache_use_ratio", value / 10)):
             stats.add_handler_metrics(
                 [{"name": f"tsx_generation_{name}", "type": "gauge", "unit": "", "value": part, "dimensions": labels}]

@@ -118,6 +118,7 @@ def test_an_adapter_is_chosen_by_request_and_counted_apart(worker: Worker) -> No
     assert 0 < counted["tsx_generation_time_per_output_token_seconds"]["value"] < 60
     gauges = ("running_sequences", "waiting_sequences", "cache_use_ratio")
     assert [counted[f"tsx_generation_{name}"]["value"] for name in gauges] == [0, 0, 0]
+    assert "adapter" not in counted["tsx_generation_running_sequences"]["dimensions"]  # else one that rests keeps its last values
 
 
 def test_a_seed_repeats_an_answer(worker: Worker) -> None:

@@ -257,3 +257,35 @@ def test_an_engine_that_dies_ends_all_its_streams(llama: Path, run: Run) -> None
     run(asyncio.sleep(0))
     with pytest.raises(EngineDied):
         engine.generate(ids("a"), GREEDY)
+
+
+def test_a_sequence_that_begins_after_its_reader_has_left_is_ended(
+    engine: TransformersEngine, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of steps may read that it is cancelled before it reads the request."""
+    manager = engine._lanes[None]._manager
+
+    async def late() -> int:
+        kept: list[Any] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(manager, "add_request", lambda *arguments, **named: kept.append((arguments, named)))
+            task = asyncio.create_task(collect(engine, ids("a"), Sampling(max_tokens=250, temperature=0.0)))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        step = manager.current_batch
+        manager.add_request(*kept[0][0], **kept[0][1])
+        while manager.current_batch == step or manager.batch_processor.scheduler.has_pending_requests():  # noqa: ASYNC110  # as above
+            await asyncio.sleep(0)
+        return int(manager.current_batch - step)
+
+    assert run(late()) < 100
+
+
+def test_an_adapter_that_changes_the_shared_model_is_refused(llama: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+    for file in adapters["polite"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = tmp_path / "adapter_config.json"
+    config.write_text(config.read_text().replace('"bias": "none"', '"bias": "all"'))
+    with pytest.raises(LoadError, match="own was trained with bias=all, which changes the model that others share"):
+        TransformersEngine(model_of(llama), {"own": tmp_path}, GenerationLimits(), [0])

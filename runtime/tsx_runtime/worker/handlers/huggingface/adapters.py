@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ class Adapters:
         self.names = tuple(names)
         self._applied: str | None = None
         self._peft: Any = None
+        self._modules = {name: f"adapter{number}" for number, name in enumerate(self.names)}  # attributes of modules cannot have all names
         for name in self.names:
             self._add(model, name, directory / name, device)
         if self._peft is not None:
@@ -33,10 +35,18 @@ class Adapters:
             config = PeftConfig.from_pretrained(str(directory))
             if config.is_prompt_learning or config.is_adaption_prompt:
                 raise LoadError(f"The adapter {name} is of the type {config.peft_type}; only those that change layers are served, as LoRA.")
+            if getattr(config, "bias", "none") != "none":
+                raise LoadError(
+                    f"The adapter {name} was trained with bias={config.bias}, which changes the model that others share. Train it without."
+                )
             if self._peft is None:
-                self._peft = PeftModel.from_pretrained(model, str(directory), name, torch_device=str(device))
+                self._peft = PeftModel.from_pretrained(model, str(directory), self._modules[name], torch_device=str(device))
             else:
-                self._peft.load_adapter(str(directory), name, torch_device=str(device))
+                self._peft.load_adapter(str(directory), self._modules[name], torch_device=str(device))
+        except UnpicklingError as error:
+            raise LoadError(
+                f"The adapter {name} is a pickle that holds more than weights, so it is not read. Save it again as safetensors."
+            ) from error
         except (ValueError, KeyError, OSError, RuntimeError) as error:
             raise LoadError(f"The adapter {name} does not fit the model: {in_words(error)}") from error
 
@@ -55,5 +65,5 @@ class Adapters:
         else:
             if self._applied is None:
                 self._peft.base_model.enable_adapter_layers()
-            self._peft.set_adapter(name)
+            self._peft.set_adapter(self._modules[name])
         self._applied = name

@@ -57,9 +57,9 @@ class QuestionAnswering(TextTask):
         cut = {"truncation": True, "max_length": min(parameters.get("max_question_len", 64), most // 2), "return_offsets_mapping": True}
         offsets = self.tokenizer(row.text, add_special_tokens=False, **cut)["offset_mapping"]
         room = most - len(offsets) - self.tokenizer.num_special_tokens_to_add(pair=True)
-        stride = parameters.get("doc_stride", min(most // 2, 128, room - 1))
-        if not 0 <= stride < room:
-            raise ValueError(f"`doc_stride` is {stride}, but a part has room for {room} tokens of the context: it must be less.")
+        stride = parameters.get("doc_stride", min(most // 2, 128, room * 9 // 10))
+        if not 0 <= stride <= room * 9 // 10 < room:
+            raise ValueError(f"`doc_stride` is {stride}, but a part has room for {room} tokens of the context: it is at most 0.9 of them.")
         question = row.text[: offsets[-1][1]] if offsets else row.text
         split = {"truncation": "only_second", "max_length": most, "stride": stride, "return_overflowing_tokens": True}
         found = self.tokenizer([question], [row.pair], return_offsets_mapping=True, **split)

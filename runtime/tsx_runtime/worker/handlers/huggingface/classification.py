@@ -82,6 +82,9 @@ class TokenClassification(TextTask):
         for position, request in enumerate(requests):
             try:
                 self._after(request)
+                stride, room = request.parameters.get("stride", 0), self.loaded.most_tokens or 1 << 30
+                if stride > (most := (room - self.tokenizer.num_special_tokens_to_add()) * 9 // 10):
+                    raise ValueError(f"`stride` is {stride}; it is at most {most}, as parts that overlap more are too many.")
             except ValueError as error:
                 faults[position] = str(error)
         if faults:
@@ -120,6 +123,15 @@ class TokenClassification(TextTask):
 class FillMask(TextTask):
     parameters: Mapping[str, Reader] = {"top_k": read.whole(), "targets": read.labels, "truncation": read.truncation}
 
+    def read(self, request: TaskRequest) -> Request:
+        found = super().read(request)
+        if "targets" in found.parameters:
+            try:
+                found.parameters["targets"] = self.loaded.pipeline.get_target_ids(found.parameters["targets"])
+            except ValueError as error:
+                raise InvalidInput(f"The parameter 'targets' names no word of the model: {error}") from None
+        return found
+
     def encoded(self, requests: Sequence[Request]) -> tuple[list[TextRow], list[Encoding]]:
         rows, encodings = super().encoded(requests)
         mask, name = self.tokenizer.mask_token_id, self.tokenizer.mask_token
@@ -135,7 +147,7 @@ class FillMask(TextTask):
     def output(self, request: Request, encodings: list[Encoding], results: list[Any]) -> Any:
         after = {"top_k": min(request.parameters.get("top_k", 5), results[0].shape[-1])}
         if "targets" in request.parameters:
-            after["target_ids"] = self.loaded.pipeline.get_target_ids(request.parameters["targets"])
+            after["target_ids"] = request.parameters["targets"]
         found = zip(encodings, results, strict=True)
         ids = [(torch.tensor([encoding["input_ids"]]), logits[None].float()) for encoding, logits in found]
         return request.shaped([self.loaded.pipeline.postprocess({"input_ids": each, "logits": logits}, **after) for each, logits in ids])

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
+from PIL import Image
 
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY as KEY
 from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
@@ -60,6 +62,8 @@ class HuggingFaceHandler:
 
     def initialize(self, context: Context) -> None:
         self.device = choose_device(context.system_properties.get("gpu_id"))
+        if not context.system_properties.get("limit_max_image_pixels", True):
+            Image.MAX_IMAGE_PIXELS = None
         task = str((context.model_yaml_config.get(KEY) or {}).get("task") or (context.manifest.get(KEY) or {}).get("task") or "")
         if family(task) not in TASKS:
             known = ", ".join(sorted(TASKS))
@@ -118,20 +122,31 @@ class HuggingFaceHandler:
 
     def cost(self, row: Any) -> float:
         """In tokens, or in inputs where the task reads no text."""
+        request: Request | None
         try:
             request = self._read(row)
+            if isinstance(row, dict) and ("body" in row or "data" in row):  # a form may be one of OpenAI's
+                row[_READ] = request
         except InvalidInput:
-            return 0.0  # it is refused
-        if isinstance(row, dict):
-            row[_READ] = request
-        return float(self.task.cost(request))
+            request = self._of_openai(row)
+        return 0.0 if request is None else float(self.task.cost(request))
+
+    def _of_openai(self, row: Any) -> Request | None:
+        """A row does not tell its path, but these formats differ from the others. None where it is refused."""
+        for path in (EMBEDDINGS, "v1/rerank"):
+            with suppress(InvalidInput):
+                return self._read_of(path, {}, row)
+        return None
 
     def _read(self, row: Any) -> Request:
         found: Request | None = row.get(_READ) if isinstance(row, Mapping) else None
         return found if found is not None else self.task.read(read_body(row, self.task.fields, media=self.task.media))
 
     def _read_openai(self, row: Any, path: str, context: Context, position: int) -> Request:
-        request: TaskRequest = openai.read(path, context.get_all_request_header(position), row.get("body", row))
+        return self._read_of(path, context.get_all_request_header(position), row)
+
+    def _read_of(self, path: str, headers: Mapping[str, str], row: Any) -> Request:
+        request: TaskRequest = openai.read(path, headers, row.get("body", row) if isinstance(row, Mapping) else row)
         if path == EMBEDDINGS:  # of length 1 there, and of texts as a whole
             request = request._replace(parameters={**request.parameters, "normalize": True})
         found: Request = self.task.read(request)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
@@ -89,6 +90,10 @@ def _from_directory(task: str, directory: Path, device: torch.device, dtype: Any
             name = "AutoModel"  # a sentence model ranks by likeness
         model = getattr(transformers, name).from_pretrained(directory, dtype=dtype, trust_remote_code=trusted)
         return model.to(device), tokenizer, None
+    except UnpicklingError as error:
+        raise LoadError(
+            "The weights are a pickle that holds more than weights, so it is not read. Save the model again as safetensors."
+        ) from error
     except (ImportError, RuntimeError, ValueError, KeyError, OSError) as error:
         raise LoadError(f"The model cannot be loaded for the task {task!r}: {in_words(error)}{_hint(error)}") from error
 

@@ -16,6 +16,7 @@ from tsx_runtime.worker.handlers.steps.image_processing import to_rgb
 from tsx_runtime.worker.handlers.vision import NotAnImage, open_image
 
 LONGEST = 3600  # seconds of a sound: a small file may hold days of silence
+MOST_SAMPLES = LONGEST * 48_000  # of all channels together
 
 
 def file_bytes(value: Any, what: str) -> bytes:
@@ -85,6 +86,8 @@ def _decoded(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if file.frames > LONGEST * file.samplerate:
                 raise InvalidInput(f"The sound has {file.frames / file.samplerate:.0f} s; at most {LONGEST} s are taken.")
+            if file.frames * file.channels > MOST_SAMPLES:  # in a small file, where they are silence
+                raise InvalidInput(f"The sound has {file.frames} samples in {file.channels} channels; at most {MOST_SAMPLES} are taken.")
             return file.read(dtype="float32", always_2d=True).mean(axis=1), int(file.samplerate)
     except (soundfile.SoundFileError, TypeError, ValueError) as error:
         start = data[:8].hex(" ")

@@ -40,6 +40,7 @@ class _Unit(NamedTuple):
     request: int
     input: int
     tensors: dict[str, Any]
+    before: dict[str, Any]  # how it was prepared
     options: dict[str, Any]  # of this call of the model
 
 
@@ -57,7 +58,10 @@ class PipelineTask(BaseTask):
 
         def run(positions: list[int]) -> list[Any]:
             self.loaded.adapters.apply(requests[units[positions[0]].request].adapter)
-            return self._run([units[position] for position in positions])
+            try:
+                return self._run([units[position] for position in positions])
+            except ValueError as error:  # as above, of what `generate` cannot do, or of a text that is too long
+                raise InvalidInput(f"The model cannot take the input: {error}") from error
 
         for unit, output in zip(units, run_batched([_length(unit) for unit in units], keys, self.loaded.budget, run), strict=True):
             parts[unit.request][unit.input].append(output)
@@ -82,7 +86,7 @@ class PipelineTask(BaseTask):
                 chosen.append((before, options, after))
                 for number, given in enumerate(request.inputs):
                     for tensors in self._units(given, before):
-                        units.append(_Unit(position, number, tensors, {**self.pipeline._forward_params, **options}))
+                        units.append(_Unit(position, number, tensors, before, {**self.pipeline._forward_params, **options}))
             except (ValueError, TypeError, KeyError) as error:  # transformers' words about what it was given
                 faults[position] = f"The input cannot be prepared: {error}"
         if faults:
@@ -105,7 +109,7 @@ class PipelineTask(BaseTask):
             for name, value in sorted(unit.tensors.items())
             if isinstance(value, torch.Tensor)
         )
-        return adapter, shapes, repr(sorted(unit.options.items())), repr(unit.tensors.get("candidate_labels")), repr(sorted(unit.tensors))
+        return adapter, shapes, repr(sorted(unit.options.items())), repr(sorted(unit.before.items())), repr(sorted(unit.tensors))
 
     def masks(self, unit: _Unit) -> bool:
         """Whether units of other lengths may be padded to the longest."""
@@ -155,6 +159,14 @@ class SoundTask(PipelineTask):
     def read_input(self, given: Any, parameters: dict[str, Any]) -> np.ndarray[Any, Any]:
         return read_sound(given, self.pipeline.feature_extractor.sampling_rate)
 
+    def _units(self, given: Any, before: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        lengths = getattr(self.loaded.model, "_get_feat_extract_output_lengths", None)
+        for tensors in super()._units(given, before):
+            samples = tensors.get("input_values")
+            if lengths is not None and samples is not None and int(lengths(torch.tensor(samples.shape[-1]))) < 1:
+                raise ValueError(f"the sound, or a part of it, has {samples.shape[-1]} samples, which are too few for the model")
+            yield tensors
+
     def masks(self, unit: _Unit) -> bool:
         """Without a mask, and where a model normalises over all of the time, what is added would change the answer."""
         return "attention_mask" in unit.tensors and getattr(self.loaded.model.config, "feat_extract_norm", "layer") != "group"
@@ -177,6 +189,8 @@ class SpeechRecognition(SoundTask):
         options = super().options(request)
         if not options.get("return_timestamps"):
             options.pop("return_timestamps", None)
+        if options.get("stride_length_s", 0) > (most := 0.45 * options.get("chunk_length_s", 0)):
+            raise ValueError(f"`stride_length_s` is {options['stride_length_s']}: it is at most {most:g}, 0.45 of `chunk_length_s`")
         return options
 
     def _run(self, units: Sequence[_Unit]) -> list[Any]:

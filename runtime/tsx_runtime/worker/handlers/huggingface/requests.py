@@ -6,10 +6,10 @@ or the bytes of an image or a sound. Parameters may also stand beside `inputs`, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeAlias
 
+from tsx_runtime.worker.codecs.json_text import read_json
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest
 
@@ -44,8 +44,8 @@ def _of_bytes(body: bytes, fields: Collection[str], media: bool) -> TaskRequest:
         except UnicodeDecodeError:
             raise InvalidInput('The body is neither JSON nor text in UTF-8. Send JSON such as {"inputs": "..."}.') from None
     try:
-        document = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        document = read_json(body)
+    except ValueError as error:
         raise InvalidInput(f'The body begins as JSON does, but cannot be read as JSON: {error}. Send {{"inputs": ...}}.') from None
     return read_document(document, fields)
 
@@ -59,8 +59,8 @@ def _of_form(row: Mapping[str, Any], fields: Collection[str]) -> TaskRequest:
         raise InvalidInput(f"The form has no field `inputs`, but {', '.join(map(repr, row)) or 'none'}.")
     given = row.get("parameters", b"{}")
     try:
-        parameters = json.loads(bytes(given))
-    except (ValueError, RecursionError, TypeError) as error:
+        parameters = read_json(bytes(given))
+    except (ValueError, TypeError) as error:
         raise InvalidInput(f"The field `parameters` of the form is not JSON: {error}.") from None
     return read_document({"inputs": bytes(file), "parameters": parameters}, fields)
 
@@ -182,7 +182,7 @@ def check_generation(parameters: Mapping[str, Any], model: Any) -> None:
     """Raises InvalidInput for what `generate` refuses."""
     wanted = parameters.get("num_return_sequences", 1)
     beams = parameters.get("num_beams") or model.generation_config.num_beams or 1
-    if wanted > 1 and wanted > beams and not parameters.get("do_sample"):
+    if wanted > max(beams, 1) and not (beams == 1 and parameters.get("do_sample")):
         raise InvalidInput(f"num_return_sequences is {wanted}: that takes as many num_beams, or do_sample.")
 
 

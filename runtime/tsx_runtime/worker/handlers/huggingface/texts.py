@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from tsx_runtime.worker.exceptions import BadRows
+from tsx_runtime.worker.exceptions import BadRows, InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.handlers.huggingface.batches import Budget, run_batched
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
@@ -104,9 +104,15 @@ class TextTask(BaseTask):
         if language is not None:
             self.tokenizer.src_lang = language
         pairs = None if single else [row.pair for row in rows]
-        columns = self.tokenizer([row.text for row in rows], pairs, truncation=truncation, verbose=False, **self.options)
-        if language is not None:
-            self.tokenizer.src_lang = before
+        try:
+            columns = self.tokenizer([row.text for row in rows], pairs, truncation=truncation, verbose=False, **self.options)
+        except Exception as error:  # the class that tokenizers raises
+            if "Truncation error" not in str(error):
+                raise
+            raise InvalidInput(f"The input is too long, and cannot be cut as wanted: {error}") from error
+        finally:
+            if language is not None:
+                self.tokenizer.src_lang = before
         return unzipped(columns)
 
     def _padded(self, encodings: Sequence[Encoding]) -> dict[str, torch.Tensor]:

@@ -52,6 +52,26 @@ def test_an_unknown_adapter_is_refused_alone(adapted: Served) -> None:
     assert bad.message == "The model has no adapter 'sports'; it has news, films."
 
 
+def test_an_adapter_may_have_any_name_of_an_archive(adapted: Served, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(adapted.directory, base)
+    (base / "adapters" / "news").rename(base / "adapters" / "v1.2")
+    (base / "adapters" / "films").rename(base / "adapters" / "keys")
+    renamed = start(base, "text-classification", tmp_path, adapters=("v1.2", "keys"))
+    for new, old in (("v1.2", "news"), ("keys", "films")):
+        bodies = [{"inputs": "the file", "parameters": {"adapter": name}} for name in (new, old)]
+        near(adapted.ok(bodies[1]), renamed.ok(bodies[0]))
+
+
+def test_an_adapter_that_changes_the_shared_model_is_refused(adapted: Served, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(adapted.directory, base)
+    config = base / "adapters" / "news" / "adapter_config.json"
+    config.write_text(config.read_text().replace('"bias": "none"', '"bias": "all"'))
+    with pytest.raises(LoadError, match="news was trained with bias=all, which changes the model that others share"):
+        start(base, "text-classification", tmp_path, adapters=("news",))
+
+
 def test_they_share_the_memory_of_the_model(adapted: Served) -> None:
     words = adapted.handler.loaded.model.bert.embeddings.word_embeddings.weight
     adapters = [value for name, value in adapted.handler.loaded.model.named_parameters() if "lora_" in name]

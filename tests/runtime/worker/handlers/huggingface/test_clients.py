@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -14,12 +15,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from tests.runtime.worker.conftest import ORDER
 from tests.runtime.worker.handlers.huggingface.conftest import Answer, Served, near, start
 from tests.runtime.worker.handlers.huggingface.test_texts import mixed
 from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS, image, sound
+from tsx_archiver.metadata.huggingface import HuggingFaceConfig
+from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.generation import loading as generation
+from tsx_runtime.worker.openai import tasks as openai
 
 hub = pytest.importorskip("huggingface_hub")
 Get = Callable[[str, str], Served]
@@ -89,6 +96,13 @@ def test_openais_paths_are_answered_in_their_shapes(served: Get) -> None:
     assert (bad.status, good.status) == (400, 200)
 
 
+def test_what_a_transcription_costs_is_no_field_of_it(served: Get) -> None:
+    model = served("whisper", "automatic-speech-recognition")
+    form = {"file": sound(0.2), "model": b"m"}
+    assert model.handler.cost(form) == 1
+    openai.read("v1/audio/transcriptions", {}, form)
+
+
 @pytest.mark.parametrize(
     ("task", "config", "message"),
     [
@@ -100,6 +114,55 @@ def test_openais_paths_are_answered_in_their_shapes(served: Get) -> None:
 def test_what_cannot_be_loaded_is_said(model_root: Path, tmp_path: Path, task: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(LoadError, match=message):
         start(huggingface_models.model("bert-classification", model_root), task, tmp_path, config)
+
+
+class Hostile:
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> Any:
+        return exec, (f"open({str(self.place)!r}, 'w').close()",)
+
+
+@pytest.mark.parametrize("adapters", [(), ("films",)])
+def test_a_pickle_that_holds_more_than_weights_is_refused(model_root: Path, tmp_path: Path, adapters: tuple[str, ...]) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(huggingface_models.model("bert-classification", model_root), base)
+    folder, name = base, "pytorch_model.bin"
+    if adapters:
+        pytest.importorskip("peft")
+        huggingface_models.adapter(base, "films", 1)
+        folder, name = base / "adapters" / "films", "adapter_model.bin"
+    next(folder.glob("*model.safetensors")).unlink()
+    torch.save({"weight": Hostile(tmp_path / "ran")}, folder / name)
+    with pytest.raises(LoadError, match="a pickle that holds more than weights, so it is not read"):
+        start(base, "text-classification", tmp_path, adapters=adapters)
+    if not adapters:
+        with pytest.raises(LoadError, match="a pickle that holds more than weights, so it is not read"):
+            generation.load_model(generation.ModelFiles(base, {}, HuggingFaceConfig(), None, False))
+    assert not (tmp_path / "ran").exists()
+
+
+FETCHING = [("huggingface", False, "1"), ("huggingface", True, None), ("own.py", False, None)]
+
+
+@pytest.mark.parametrize(("handler", "trusted", "offline"), FETCHING)
+def test_a_worker_of_a_packed_model_fetches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, handler: str, trusted: bool, offline: str | None
+) -> None:
+    def ends(*_: Any) -> None:
+        raise LoadError("here")
+
+    monkeypatch.setattr(os, "environ", {})
+    for name in ("_take_place", "_enter", "_limit_threads"):
+        monkeypatch.setattr(model_loading, name, lambda *_: None)
+    monkeypatch.setattr(model_loading, "load_entry", ends)
+    monkeypatch.setattr(model_loading.ts_shim, "install", lambda: None)
+    place = {"model_dir": str(tmp_path), "manifest": {}, "model_config": "{}"}
+    order: Any = {**ORDER, **place, "handler": handler, "trust_remote_code": trusted}
+    with pytest.raises(LoadError):
+        model_loading.load_model(order)
+    assert os.environ.get("HF_HUB_OFFLINE") == offline
 
 
 def test_loading_is_told_in_lines_of_the_log(model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:

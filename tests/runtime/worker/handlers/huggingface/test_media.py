@@ -61,6 +61,19 @@ def test_labels_of_zero_shot_may_differ_between_requests(served: Get) -> None:
     near([pipeline(decoded(data), candidate_labels=labels) for data, labels in asked], found)
 
 
+def test_templates_of_zero_shot_may_differ_between_requests(served: Get) -> None:
+    model = served("clip", "zero-shot-image-classification")
+    labels = ["the file", "a name"]
+    asked = [{"candidate_labels": labels, "hypothesis_template": template} for template in ("the {} list", "an {} error")]
+    bodies = [{"inputs": text(IMAGES[0]), "parameters": parameters} for parameters in asked]
+    near(model.alone(*bodies), model.ok(*bodies))
+
+
+def test_a_small_file_of_much_silence_is_refused(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.MOST_SAMPLES", 1000)
+    assert "at most 1000 are taken" in served("whisper", "automatic-speech-recognition").ask(SOUNDS[0])[0].message
+
+
 @pytest.mark.parametrize(
     ("kind", "task", "parameters"),
     [
@@ -135,6 +148,10 @@ BAD = [
     ("wav2vec2-classification", "audio-classification", b"no sound at all", "are no sound that can be read"),
     ("wav2vec2-classification", "audio-classification", {"inputs": {"array": [], "sampling_rate": 16000}}, "empty"),
     ("wav2vec2-speech", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"return_timestamps": True}}, "timestamps"),
+    ("wav2vec2-speech", "automatic-speech-recognition", {"inputs": {"array": [0.1], "sampling_rate": 16000}}, "too few for the model"),
+    ("whisper", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"language": "xx"}}, "Unsupported language"),
+    ("clip", "zero-shot-image-classification", {"inputs": IMAGE, "parameters": {"candidate_labels": ["the " * 300]}}, "must be less than"),
+    ("whisper", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"stride_length_s": 3}}, "0.45 of `chunk_length_s`"),
     ("wav2vec2-speech", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"num_beams": 2}}, "has no parameter 'num_beams'"),
     ("llava", "image-text-to-text", {"inputs": {"text": "the file"}}, "`inputs` must be"),
     ("llava", "image-text-to-text", {"inputs": {"image": text(IMAGES[0]), "text": "no place for it"}}, "cannot be prepared"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -191,7 +192,15 @@ BAD = [
     ("bert-classification", "text-classification", {"inputs": "x", "parameters": [1]}, "`parameters` is a list"),
     ("bert-classification", "text-classification", {"inputs": "x", "parameters": {"adapter": "a"}}, "no adapter 'a'"),
     ("bert-classification", "text-classification", {"inputs": "the " * 400}, "tokens; the model takes at most 128"),
+    ("bert-classification", "text-classification", {"inputs": "\ud800"}, "surrogates not allowed"),
     ("bert-masked", "fill-mask", {"inputs": "the file"}, "has no [MASK]"),
+    (
+        "bert-nli",
+        "zero-shot-classification",
+        {"inputs": "x", "parameters": {"candidate_labels": ["the " * 400]}},
+        "cannot be cut as wanted",
+    ),
+    ("bert-masked", "fill-mask", {"inputs": "the [MASK]", "parameters": {"targets": [" "]}}, "names no word of the model"),
     ("bert-nli", "zero-shot-classification", {"inputs": "x"}, "needs the parameter 'candidate_labels'"),
     (
         "bert-nli",
@@ -199,11 +208,12 @@ BAD = [
         {"inputs": "x", "parameters": {"candidate_labels": "a", "hypothesis_template": "{:>99999999}"}},
         "with {} in the place of the label",
     ),
-    ("bert-tokens", "token-classification", {"inputs": "x", "parameters": {"stride": 500}}, "stride"),
+    ("bert-tokens", "token-classification", {"inputs": "x", "parameters": {"stride": 125}}, "parts that overlap more are too many"),
     ("bert-answers", "question-answering", {"question": "x"}, "`inputs` must be"),
-    ("bert-answers", "question-answering", {"question": "x", "context": "y", "parameters": {"doc_stride": 900}}, "it must be less"),
+    ("bert-answers", "question-answering", {"question": "x", "context": "y", "parameters": {"doc_stride": 900}}, "at most 0.9 of them"),
     ("t5", "summarization", {"inputs": "x", "parameters": {"max_new_tokens": 10**9}}, "whole number from 1 to"),
     ("t5", "summarization", {"inputs": "x", "parameters": {"num_return_sequences": 4}}, "as many num_beams"),
+    ("t5", "summarization", {"inputs": "x", "parameters": {"num_return_sequences": 3, "num_beams": 2, "do_sample": True}}, "num_beams"),
     ("sentences", "sentence-similarity", {"source_sentence": "x", "sentences": []}, "inputs"),
     ("bert-ranking", "text-ranking", {"query": "x", "texts": "y"}, "`inputs` must be"),
 ]
@@ -233,3 +243,12 @@ def test_the_cost_of_a_request_is_its_tokens(served: Get) -> None:
     assert handler.cost({"body": b'{"inputs": ["the", "the file is read"]}'}) == one + two
     assert handler.cost({"body": b"the file is read"}) == two
     assert handler.cost({"body": b'{"inputs": '}) == 0.0
+
+
+def test_the_cost_of_a_request_in_another_format_is_its_tokens(served: Get) -> None:
+    handler = served("sentences", "feature-extraction").handler
+    texts = ["the", "the file is read"]
+    wanted = handler.cost({"body": json.dumps({"inputs": texts}).encode()})
+    assert wanted > 4
+    assert handler.cost({"body": json.dumps({"input": texts, "model": "m"}).encode()}) == wanted
+    assert handler.cost({"body": json.dumps({"query": texts[0], "documents": texts[1:]}).encode()}) == wanted
