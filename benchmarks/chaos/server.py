@@ -29,7 +29,7 @@ from .load import Answer, read_answer
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
 LEFT_SECONDS = 10.0
-MARK = "CHAOS_LOG"  # in the environment of all processes that a server starts
+MARK = "CHAOS_LOG"  # in the environment of the programs that a server starts; what it forks is of its session
 _SAMPLE = re.compile(r"^(\w+)\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -98,8 +98,9 @@ class Server:
 
     def _has(self, process: psutil.Process) -> bool:
         try:
-            return process.environ().get(MARK) == str(self.log) and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:  # it has ended, or is another user's
+            ours = os.getsid(process.pid) == self.process.pid or process.environ().get(MARK) == str(self.log)
+            return ours and process.status() != psutil.STATUS_ZOMBIE
+        except (psutil.Error, ProcessLookupError):  # it has ended, or is another user's
             return False
 
     def zombies(self) -> list[int]:

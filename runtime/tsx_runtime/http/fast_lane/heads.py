@@ -258,7 +258,7 @@ def parse(raw: bytes) -> Found | None:
     try:
         parser.feed_data(raw)
     except httptools.HttpParserUpgrade:  # an offer of HTTP/2 (Java's client makes it with every request), which is not spoken here
-        if any(name == b"upgrade" and value.lower() == b"websocket" for name, value in found.headers):
+        if parser.get_method() == b"GET" and (b"upgrade", b"websocket") in ((name, value.lower()) for name, value in found.headers):
             return None
     except httptools.HttpParserError:
         return None

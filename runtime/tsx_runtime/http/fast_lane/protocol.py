@@ -274,7 +274,7 @@ class FastLane(LimitedConnection):
             self._turn()
 
     def _should_upgrade_to_ws(self) -> bool:
-        return self.lane.socket_limits.max_size > 0 and websocket_connection() is not None
+        return self.parser.get_method() == b"GET" and self.lane.socket_limits.max_size > 0 and websocket_connection() is not None
 
     def handle_websocket_upgrade(self) -> None:
         """uvicorn's own would lose the names of headers, what the client sent ahead, and the end of this connection."""
