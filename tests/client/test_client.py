@@ -8,8 +8,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ import tsx_client
 from tests.support.certificates import make_certificate
 from tsx_archiver import ArchiveSpec
 from tsx_client import AccessDenied, AsyncClient, Client, ClientError, ConnectionFailed, NotFound, Retry, ServerError, StreamInterrupted
+from tsx_client import grpc as grpc_transport
 from tsx_client.__main__ import main
 from tsx_runtime.testing import ServerUnderTest, serve
 
@@ -166,6 +169,16 @@ def test_no_server_is_an_error_that_names_the_address() -> None:
         with client, pytest.raises(ConnectionFailed, match=r"No server answers at http://127\.0\.0\.1:9") as caught:
             client.predict("m", b"x")
         assert caught.value.before_request
+
+
+@pytest.mark.parametrize(
+    ("details", "kind"),
+    [("failed to connect to all addresses; last error: refused", httpx.ConnectError), ("Socket closed", httpx.ReadError)],
+)
+def test_what_a_lost_connection_of_grpc_may_have_carried_is_not_taken_for_unsent(details: str, kind: type[Exception]) -> None:
+    lost = SimpleNamespace(code=lambda: grpc.StatusCode.UNAVAILABLE, details=lambda: details)
+    with pytest.raises(kind):
+        grpc_transport._failure(lost, (), httpx.Request("POST", "http://server/predictions/m"))
 
 
 def test_tls_and_tokens(server: ServerUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

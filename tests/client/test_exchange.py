@@ -65,7 +65,7 @@ def drive(*results: httpx.Response | Exception, timeout: float | None = None, ta
 
 def test_what_was_refused_is_sent_again_after_the_time_that_the_server_asks_for() -> None:
     good = answer(200)
-    end, waits, requests = drive(answer(429, retry_after="2"), answer(503), httpx.ConnectError("refused"), good)
+    end, waits, requests = drive(answer(429, retry_after="2"), answer(503, retry_after="0"), httpx.ConnectError("refused"), good)
     assert end is good
     assert len(requests) == 4
     assert 2.1 <= waits[0] <= 2.2
@@ -74,7 +74,7 @@ def test_what_was_refused_is_sent_again_after_the_time_that_the_server_asks_for(
 
 
 def test_after_the_last_attempt_the_error_is_raised() -> None:
-    end, waits, _ = drive(*[answer(503)] * 4)
+    end, waits, _ = drive(*[answer(503, retry_after="0")] * 4)
     assert isinstance(end, Overloaded)
     assert len(waits) == 3
 
@@ -84,6 +84,8 @@ def test_after_the_last_attempt_the_error_is_raised() -> None:
     [
         (answer(500), ServerError),
         (answer(503, "InternalServerException"), ServerError),
+        (answer(503), Overloaded),  # of a handler, or of a request whose replica was lost
+        (answer(302), InvalidRequest),
         (answer(400), InvalidRequest),
         (answer(429, retry_after="31"), Overloaded),
         (httpx.ReadError("reset"), ConnectionFailed),
@@ -97,7 +99,7 @@ def test_what_may_have_run_or_takes_too_long_is_not_sent_again(result: Any, kind
 
 
 def test_one_deadline_holds_for_all_attempts_and_the_server_gets_what_is_left() -> None:
-    end, waits, requests = drive(answer(503), answer(503), answer(200), timeout=10, takes=2)
+    end, waits, requests = drive(answer(503, retry_after="0"), answer(503, retry_after="0"), answer(200), timeout=10, takes=2)
     assert end.status_code == 200
     told = [int(request.headers["x-tsx-timeout-ms"]) for request in requests]
     assert told[0] == 10_000
@@ -110,7 +112,7 @@ def test_no_time_is_waited_that_is_not_left() -> None:
     assert isinstance(end, Overloaded)
     assert (waits, end.retry_after) == ([], 5)
     assert isinstance(drive(httpx.ReadTimeout("late"), timeout=3)[0], DeadlineExceeded)
-    assert isinstance(drive(answer(503), timeout=3, takes=4)[0], DeadlineExceeded)
+    assert isinstance(drive(answer(503, retry_after="0"), timeout=3, takes=4)[0], DeadlineExceeded)
 
 
 @pytest.mark.parametrize(

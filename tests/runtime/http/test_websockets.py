@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from tests.runtime.conftest import DEADLINE, RunningServer
 from tests.support.certificates import make_certificate
 from tsx_archiver import ArchiveSpec
-from tsx_runtime.http.asgi_lane.websockets import EventData
+from tsx_runtime.http.asgi_lane.websockets import EventData, _as_request
 from tsx_runtime.http.websocket import support
 from tsx_runtime.testing import serve
 
@@ -203,7 +203,7 @@ def test_a_message_that_does_not_fit_into_the_budget_or_comes_too_slowly_closes_
     used = guarded.registry.bytes_in_flight
     with with_token(guarded) as slow, with_token(guarded) as refused:
         begin(slow, 900_000)
-        until(lambda: used.used > 900_000)
+        until(lambda: used.used > 800_000)
         begin(refused, 900_000)
         for socket, code in ((refused, 1013), (slow, 1008)):
             with pytest.raises(ConnectionClosed) as closed:
@@ -217,6 +217,25 @@ def begin(client: ClientConnection, size: int) -> None:
     """All but the last byte of a binary message."""
     frame = b"\x82\xff" + size.to_bytes(8, "big") + bytes(4) + bytes(size - 1)
     client.socket.sendall(frame)
+
+
+def test_messages_that_come_without_a_pause_are_counted_one_by_one(guarded: RunningServer) -> None:
+    message, count = bytes(60_000), 60  # together more than the budget
+    with with_token(guarded, x_do="bytes") as socket:
+        sender = threading.Thread(target=lambda: [socket.send(message) for _ in range(count)])
+        sender.start()
+        for _ in range(count):
+            assert answer_on(socket)[1]["status"] == 200
+        sender.join(DEADLINE)
+
+
+def test_what_a_client_has_not_read_when_it_leaves_is_given_back(guarded: RunningServer, until: Callable[..., None]) -> None:
+    used = guarded.registry.bytes_in_flight
+    with suppress(ConnectionClosed), with_token(guarded, x_do="bytes") as client:  # closed for what reads nothing for write_timeout
+        while not used.unread:
+            client.send(bytes(900_000))
+        client.socket.close()
+    until(lambda: used.used == 0)
 
 
 def test_a_client_that_leaves_takes_its_waiting_request_with_it(guarded: RunningServer, tmp_path: Path, until: Callable[..., None]) -> None:
@@ -345,6 +364,22 @@ def test_frames_that_come_with_the_handshake_are_not_lost(server: RunningServer)
             received += client.recv(4096)
     assert received.startswith(b"HTTP/1.1 101")
     assert b"\x82\x03abc" in received
+
+
+@pytest.mark.parametrize("line", ["Content-Length: 3", "X-Long: " + "x" * 9000])
+def test_a_handshake_that_is_none_is_refused(server: RunningServer, line: str) -> None:
+    host, port = server.addresses["inference"].removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=DEADLINE) as client:
+        head = f"GET /predictions/talker HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n{line}\r\n"
+        client.sendall(f"{head}Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n".encode())
+        received = b"".join(iter(lambda: client.recv(4096), b""))
+    assert received.startswith(b"HTTP/1.1 400")
+    assert b"no handshake" in received
+
+
+def test_a_token_has_no_line_ends() -> None:
+    request = _as_request({"headers": [], "subprotocols": ["tsx.token.a%0D%0Aexplain:%20True"]})
+    assert request["headers"] == [(b"authorization", b"Bearer a explain: True")]
 
 
 def test_event_data_comes_out_of_pieces_wherever_they_are_cut() -> None:

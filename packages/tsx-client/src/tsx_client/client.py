@@ -209,7 +209,7 @@ class Client(Core):
     def _send(self, step: Send) -> httpx.Response | Exception:
         try:
             response = self._http.send(step.request, stream=True)
-            if not step.streams or response.is_error:
+            if not step.streams or not response.is_success:
                 response.read()
         except httpx.HTTPError as error:
             return error
@@ -283,7 +283,7 @@ class AsyncClient(Core):
     async def _send(self, step: Send) -> httpx.Response | Exception:
         try:
             response = await self._http.send(step.request, stream=True)
-            if not step.streams or response.is_error:
+            if not step.streams or not response.is_success:
                 await response.aread()
         except httpx.HTTPError as error:
             return error

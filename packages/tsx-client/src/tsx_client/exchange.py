@@ -36,7 +36,7 @@ Steps: TypeAlias = Generator[Send | Wait, Any, ResultT]
 
 @dataclass(frozen=True)
 class Retry:
-    """Repeats what the server has refused (429, 503) or has never seen. What may have run, or has begun to stream, is not repeated."""
+    """Repeats what the server has refused (429 and 503 with Retry-After) or has never seen, and nothing that may have run."""
 
     attempts: int = 4
     backoff: float = 0.1  # seconds before the second attempt; twice as long before each further one, and as much again by chance
@@ -44,12 +44,10 @@ class Retry:
 
     def wait(self, error: ClientError, attempt: int, draw: Callable[[], float] = random.random) -> float | None:
         """Seconds before the next attempt, behind so many; None: there is none."""
-        asked = 0.0
+        asked = 0.0 if isinstance(error, ConnectionFailed) and error.before_request else None
         if isinstance(error, Overloaded):
-            asked = error.retry_after or 0.0
-        elif not (isinstance(error, ConnectionFailed) and error.before_request):
-            return None
-        if attempt >= self.attempts or asked > self.longest:
+            asked = error.retry_after  # which is not there where the request may have run, as of a handler's own 503
+        if asked is None or attempt >= self.attempts or asked > self.longest:
             return None
         return asked + self.backoff * 2.0 ** (attempt - 1) * (1 + draw())
 
@@ -96,7 +94,7 @@ def exchange(new_request: Callable[[], httpx.Request], retry: Retry, deadline: D
 
 def _error(result: httpx.Response | Exception, request: httpx.Request, deadline: Deadline) -> ClientError | None:
     if isinstance(result, httpx.Response):
-        return failure(result.status_code, result.headers, result.content) if result.is_error else None
+        return failure(result.status_code, result.headers, result.content) if not result.is_success else None
     if isinstance(result, ClientError):
         return result
     where = f"{request.url.scheme}://{request.url.netloc.decode()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ STATUSES = {
     grpc.StatusCode.UNAVAILABLE: 503,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
+_NOT_SENT = re.compile("failed to connect|resolution failed", re.IGNORECASE)  # in its words for UNAVAILABLE; else it may have run
 _OWN = {"host", "content-length", "content-type", "connection", "accept", "accept-encoding", "user-agent"}  # of HTTP
 
 
@@ -173,7 +175,8 @@ def _failure(error: Any, trailing: Any, request: httpx.Request) -> httpx.Respons
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise httpx.ReadTimeout(str(error.details()), request=request)
         if code is grpc.StatusCode.UNAVAILABLE:
-            raise httpx.ConnectError(str(error.details()), request=request)
+            why = str(error.details())
+            raise (httpx.ConnectError if _NOT_SENT.search(why) else httpx.ReadError)(why, request=request)
     type = kind.rpartition(".")[2]
     status = 404 if type.endswith("NotFoundException") else STATUSES.get(code, 500)  # TorchServe's own status is INTERNAL
     body = json.dumps({"code": status, "type": type, "message": message or kind})

@@ -81,7 +81,7 @@ def _as_request(scope: Scope) -> Scope:
     as_sent = [(name, value) for name, value in scope["headers"] if not name.lower().startswith(_NOT_OF_MESSAGES)]
     token = next((each[len(TOKEN) :] for each in scope["subprotocols"] if each.startswith(TOKEN)), None)
     if token is not None and not any(name.lower() == b"authorization" for name, _ in as_sent):
-        as_sent.append((b"Authorization", b"Bearer " + unquote_to_bytes(token)))
+        as_sent.append((b"Authorization", b" ".join([b"Bearer", *unquote_to_bytes(token).split()])))  # without line ends
     headers = [(name.lower(), value) for name, value in as_sent]
     own = {"type": "http", "method": "POST", "headers": headers, HEADER_NAMES: [name for name, _ in as_sent]}
     return {name: value for name, value in scope.items() if name not in ("subprotocols", "extensions")} | own

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.api.priority import deadline
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.http.fast_lane.connection_limits import ANSWER, BETWEEN, BODY, HEAD, REFUSED, UVICORN, LimitedConnection
 from tsx_runtime.http.fast_lane.exchange import Exchange
 from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute, cannot_be_head
@@ -287,7 +287,9 @@ class FastLane(LimitedConnection):
         connection.connection_made(self.transport)
         self.transport.set_protocol(connection)
         connection.data_received(head)
-        if ahead := self._take_ahead(-1):
+        if not connection.handshake_initiated:
+            self._give_up(BadRequest("This is no handshake of a WebSocket: it has a body, more than 128 headers, or a line of over 8 KiB."))
+        elif ahead := self._take_ahead(-1):
             connection.data_received(ahead)
 
     def on_headers_complete(self) -> None:

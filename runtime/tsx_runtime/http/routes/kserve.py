@@ -99,7 +99,8 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
 
 def adapters_of(version: ModelVersion) -> list[str]:
     found = version.manifest.get("huggingface")
-    return [str(name) for name in found.get("adapters") or ()] if isinstance(found, dict) else []
+    names = found.get("adapters") if isinstance(found, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def _add_v1(router: APIRouter, registry: Registry) -> None:

@@ -48,7 +48,7 @@ def model_in_json(body: Body) -> str | None:
     try:
         if len(data) > PARSED and data.count(b'"') <= FEW_QUOTES:
             return _search(data)
-        if len(data) > PARSED and data.count(b",") > MOST_VALUES:
+        if len(data) > PARSED and sum(map(data.count, (b",", b"{", b"["))) > MOST_VALUES:
             text = f"The body has more than {MOST_VALUES} values, which are not searched for the field 'model'."
             raise BadRequest(f"{text} Name the model in the path: /predictions/MODEL/VERSION/{CHAT}, and alike.")
         value = json.loads(data)

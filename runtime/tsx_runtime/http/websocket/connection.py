@@ -49,21 +49,22 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     # What the event loop calls
 
     def data_received(self, data: bytes) -> None:
-        self._size += len(data)
         try:
-            self._counted.grow_to(self._size)
+            self._counted.grow_to(self._size + len(data))
         except NoRoom as error:
             self._fail(TRY_AGAIN, error.message)
             return
         super().data_received(data)
         if len(self.frames) > MOST_PIECES:
             self.frames = [b"".join(self.frames)]
-        if not self.frames and not self.conn.reader.buffer:
-            self._size = self._ticks = 0
+        self._size = len(self.frames) + sum(map(len, self.frames)) + len(self.conn.reader.buffer)
+        if not self._size or self.read_paused:  # the last one is complete
+            self._ticks = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._left.set()
         self._counted.give_back()
+        self._limits.bytes_in_flight.set_unread(self, 0)
         super().connection_lost(exc)
         self._on_lost(exc)
 
@@ -114,6 +115,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         limits, unsent = self._limits, self.transport.get_write_buffer_size()
         self._stuck = self._stuck + 1 if unsent and unsent >= self._unsent else 0
         self._unsent = unsent
+        self._count_unread(unsent)  # answers to pings are no answers that wait until the client reads
         if self._stuck > limits.write:
             self.transport.abort()
         elif self._size and not self.read_paused:

@@ -16,6 +16,7 @@ WEBSOCKETS_NEED = {
         "conn",
         "frames",
         "handshake_complete",
+        "handshake_initiated",
         "loop",
         "read_paused",
         "transport",

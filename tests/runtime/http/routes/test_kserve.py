@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+
+from tsx_runtime.http.routes.kserve import adapters_of
 
 ALL = (("inference", "management", "metrics"),)
 
@@ -146,3 +151,8 @@ def test_a_body_of_v2_that_names_no_type_is_json(server):
         said = server.inference.post("/v2/models/talker/infer", content=content).json()
         assert said["row"] == {"body": {"inputs": []}}
         assert said["headers"]["x-tsx-protocol"] == "v2"
+
+
+@pytest.mark.parametrize("facts", [None, 5, {}, {"adapters": 5}, {"adapters": None}])
+def test_the_adapters_of_a_strange_manifest_are_none(facts: Any) -> None:
+    assert adapters_of(SimpleNamespace(manifest={"huggingface": facts})) == []  # type: ignore[arg-type]

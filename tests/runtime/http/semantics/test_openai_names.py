@@ -38,8 +38,9 @@ def test_large_bodies_are_searched_or_parsed_and_never_guessed() -> None:
     assert model_in_json(b'{"model": "a", "\\u006dodel": "b", "x": "%b"}' % (b"A" * PARSED)) == "b"
     whole = json.dumps(image).encode()
     assert model_in_json(Parts([whole[:9], whole[9:]], len(whole))) == "yes"
-    with pytest.raises(BadRequest, match="predictions/MODEL"):
-        model_in_json(b'{"model": "a", "x": [%b1]}' % (b'"",' * 400_000))
+    for values in (b'"",' * 400_000, b'{"a":{}},' * 150_000):
+        with pytest.raises(BadRequest, match="predictions/MODEL"):
+            model_in_json(b'{"model": "a", "x": [%b1]}' % values)
 
 
 @pytest.mark.parametrize("body", [b"", b"no", b"[]", b'{"model": 1}', b'{"model": "%b"}' % (b"x" * 2000), b"[" * 60_000, b"\xff"])
