@@ -45,9 +45,18 @@ async def load(context: Context) -> HuggingFaceGenerator:
     text = config.get_text_config()
     ends = {defaults.eos_token_id, text.eos_token_id} if not isinstance(defaults.eos_token_id, list) else set(defaults.eos_token_id)
     end_tokens = sorted(id for id in ends | {tokenizer.eos_token_id} if isinstance(id, int))
+    if files.gpu is None and not context.model_yaml_config.get("threads"):
+        _leave_a_core()
     engine = await _engine(files, end_tokens)
     metrics = GenerationMetrics(context.metrics, str(context.system_properties.get("worker", "")))
     return HuggingFaceGenerator(tokenizer, engine, defaults, text.vocab_size, metrics)
+
+
+def _leave_a_core() -> None:
+    """To the event loops that tokens pass: torch's threads wait for each other, and so for the one whose core another process has."""
+    import torch
+
+    torch.set_num_threads(max(1, torch.get_num_threads() - 1))
 
 
 def files_of(context: Context) -> ModelFiles:
