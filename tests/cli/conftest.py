@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -40,7 +41,12 @@ def run(
     def run(*words: object) -> Ended:
         capfd.readouterr()
         code = main([str(word) for word in words])
-        return Ended(code, *capfd.readouterr())
+        out, err = capfd.readouterr()
+        deadline = time.monotonic() + 2
+        while code == 1 and not out + err and time.monotonic() < deadline:  # what a thread has yet to write
+            time.sleep(0.01)
+            out, err = capfd.readouterr()
+        return Ended(code, out, err)
 
     return run
 
