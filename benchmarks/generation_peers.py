@@ -143,14 +143,14 @@ async def ready(peer: Peer) -> None:
     await load(peer, 8, 2)
 
 
-def cache_use(metrics: str) -> dict[str, float]:
-    """The gauges of text generation, by name."""
+def generation_metrics(metrics: str) -> dict[str, float]:
+    """Those of text generation, by name."""
     text = urllib.request.urlopen(metrics + "/metrics", timeout=10).read().decode()
     lines = [line.rpartition(" ") for line in text.splitlines() if line.startswith("tsx_generation_") and "_bucket" not in line]
     return {name.partition("{")[0]: float(value) for name, _, value in lines}
 
 
-async def leaving(peer: Peer, many: int, process: psutil.Process, management: str) -> None:
+async def leaving(peer: Peer, many: int, process: psutil.Process, metrics: str) -> None:
     def memory() -> int:
         return max(each.memory_info().rss for each in process.children(recursive=True))
 
@@ -164,7 +164,9 @@ async def leaving(peer: Peer, many: int, process: psutil.Process, management: st
     await asyncio.sleep(1.0)
     after = memory()
     await ask(peer, 0)
-    print(f"\n{many} clients read three tokens and left: worker {before / 2**20:.0f} -> {after / 2**20:.0f} MiB; {cache_use(management)}")
+    print(
+        f"\n{many} clients read three tokens and left: worker {before / 2**20:.0f} -> {after / 2**20:.0f} MiB; {generation_metrics(metrics)}"
+    )
 
 
 async def main() -> None:
@@ -182,7 +184,9 @@ async def main() -> None:
         place = Path(made)
         shape = {"hidden_size": options.hidden, "intermediate_size": 2 * options.hidden, "num_hidden_layers": options.layers}
         model = tiny_llama(place / "llama", **shape, num_attention_heads=8, num_key_value_heads=4)
-        with tsx(place, model, disable_token_authorization=True) as server, transformers_serve(model, place) as other:
+        metrics = f"http://127.0.0.1:{free_ports(1)[0]}"
+        settings = {"disable_token_authorization": True, "metrics_address": metrics}
+        with tsx(place, model, **settings) as server, transformers_serve(model, place) as other:
             peers = [Peer("tsx", server.inference, "llama"), other]
             for peer in peers:
                 await ready(peer)
@@ -203,8 +207,7 @@ async def main() -> None:
                     tokens, middle, tail, rate = (statistics.median(column) for column in zip(*found, strict=True))
                     print(f"| {clients} | {name} | {tokens:,.0f} | {middle:.1f} | {tail:.1f} | {rate:.1f} |", flush=True)
             if options.leave:
-                management = psutil.Process(server.process.pid)
-                await leaving(peers[0], options.leave, management, server.management)
+                await leaving(peers[0], options.leave, psutil.Process(server.process.pid), metrics)
     print(f"\n{noise}")
 
 
