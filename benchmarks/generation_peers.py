@@ -164,9 +164,8 @@ async def leaving(peer: Peer, many: int, process: psutil.Process, metrics: str) 
     await asyncio.sleep(1.0)
     after = memory()
     await ask(peer, 0)
-    print(
-        f"\n{many} clients read three tokens and left: worker {before / 2**20:.0f} -> {after / 2**20:.0f} MiB; {generation_metrics(metrics)}"
-    )
+    sizes = f"worker {before / 2**20:.0f} -> {after / 2**20:.0f} MiB"
+    print(f"\n{many} clients read three tokens and left: {sizes}; {generation_metrics(metrics)}")
 
 
 async def main() -> None:
