@@ -42,8 +42,11 @@ TASKS: Mapping[str, Callable[[Loaded], Task]] = {
     **dict.fromkeys(IMAGES, ImageTask),
     **dict.fromkeys(OUTPUTS, TextToText),
 }
-EMBEDDINGS = "v1/embeddings"
-OPENAI_PATHS = frozenset({EMBEDDINGS, "v1/rerank", "v2/rerank", "rerank", "v1/audio/transcriptions"})
+OPENAI_TASKS = {  # the paths of OpenAI's and other APIs, and the tasks that answer them
+    openai.EMBEDDINGS: "feature-extraction",
+    **dict.fromkeys(openai.RERANK, "text-ranking"),
+    openai.TRANSCRIPTIONS: "automatic-speech-recognition",
+}
 WARM_UPS = 3  # requests; the first ones of a process set up what torch does only once
 _READ = "\0read"  # in a row: what `cost` has read of it
 
@@ -98,7 +101,7 @@ class HuggingFaceHandler:
         faults: dict[int, str] = {}
         for position, row in enumerate(data):
             path = str(context.get_request_header(position, "url_path") or "").strip("/")
-            paths.append(path if path in OPENAI_PATHS else "")
+            paths.append(path if path in OPENAI_TASKS or path.startswith("v1/") else "")
             try:
                 requests.append(self._read_openai(row, path, context, position) if paths[-1] else self._read(row))
             except InvalidInput as error:
@@ -133,7 +136,7 @@ class HuggingFaceHandler:
 
     def _of_openai(self, row: Any) -> Request | None:
         """A row does not tell its path, but these formats differ from the others. None where it is refused."""
-        for path in (EMBEDDINGS, "v1/rerank"):
+        for path in (openai.EMBEDDINGS, openai.RERANK[0]):
             with suppress(InvalidInput):
                 return self._read_of(path, {}, row)
         return None
@@ -143,11 +146,16 @@ class HuggingFaceHandler:
         return found if found is not None else self.task.read(read_body(row, self.task.fields, media=self.task.media))
 
     def _read_openai(self, row: Any, path: str, context: Context, position: int) -> Request:
+        if OPENAI_TASKS.get(path) != self.loaded.task:
+            raise InvalidInput(
+                f"Model {context.model_name} is of the task {self.loaded.task}, which does not answer /{path}. "
+                f'Send {{"inputs": ...}} to /predictions/{context.model_name}.'
+            )
         return self._read_of(path, context.get_all_request_header(position), row)
 
     def _read_of(self, path: str, headers: Mapping[str, str], row: Any) -> Request:
         request: TaskRequest = openai.read(path, headers, row.get("body", row) if isinstance(row, Mapping) else row)
-        if path == EMBEDDINGS:  # of length 1 there, and of texts as a whole
+        if path == openai.EMBEDDINGS:  # of length 1 there, and of texts as a whole
             request = request._replace(parameters={**request.parameters, "normalize": True})
         found: Request = self.task.read(request)
         return found

@@ -94,6 +94,10 @@ def test_openais_paths_are_answered_in_their_shapes(served: Get) -> None:
         assert sorted(each["index"] for each in ranking) == [*range(len(WORDS))]
     bad, good = served("sentences", "feature-extraction").ask({"model": "m", "input": 5}, {"input": "x"}, url_path="v1/embeddings")
     assert (bad.status, good.status) == (400, 200)
+    for path in ("v1/embeddings", "v1/chat/completions"):
+        (other,) = served("bert-classification", "text-classification").ask({"model": "m", "input": "x"}, url_path=path)
+        assert other.status == 400
+        assert f"is of the task text-classification, which does not answer /{path}" in other.value["message"]
 
 
 def test_what_a_transcription_costs_is_no_field_of_it(served: Get) -> None:
@@ -169,7 +173,7 @@ def test_loading_is_told_in_lines_of_the_log(model_root: Path, tmp_path: Path, c
     monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.loading.EVERY", 0.0)
     with caplog.at_level("INFO", "tsx.worker"):
         start(huggingface_models.model("bert-classification", model_root), "text-classification", tmp_path)
-    lines = caplog.messages
+    lines = [record.getMessage() for record in caplog.records if record.name == "tsx.worker"]
     assert lines[0].startswith("loading 1 file(s) of weights, 0.")
     assert any(line.startswith("Loading weights: 20 of ") for line in lines)
     assert any(line.startswith("warm: the first request took") for line in lines)
