@@ -1,6 +1,6 @@
 """What a token costs on its way from transformers' continuous batching to the text that a client gets, beside the bare loop.
 
-The bare loop counts the tokens that the manager hands out. The engine adds admission, streams and its sampler; the generator adds text,
+The bare loop counts the tokens that the manager hands out, with attention as transformers computes it. The engine adds admission, streams and its sampler; the generator adds text,
 stop strings and metrics. Rounds alternate in one process; the result is the median of their ratios.
 
     python benchmarks/generation_overhead.py [--hidden 512 --layers 8] [--sequences 1 8 32] [--tokens 64] [--rounds 5]
@@ -19,9 +19,11 @@ from contextlib import aclosing
 from typing import Any
 
 import torch
-from transformers import ContinuousBatchingConfig
+from transformers import AttentionInterface, ContinuousBatchingConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.support.language_models import bpe_tokenizer, llama
+from tsx_runtime.worker.generation.attention import attend_by_sequence
 from tsx_runtime.worker.generation.generator import HuggingFaceGenerator
 from tsx_runtime.worker.generation.interface import Sampling
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
@@ -93,6 +95,7 @@ async def main() -> None:
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(options.rounds + 1):
             for name, way in ways.items():
+                AttentionInterface.register("sdpa", sdpa_attention_forward if name == "bare" else attend_by_sequence)
                 began = time.perf_counter()
                 await asyncio.gather(*(way() for _ in range(sequences)))
                 if turn:  # the first warms up

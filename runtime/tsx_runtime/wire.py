@@ -38,9 +38,10 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
     RELAY     neither: between the front end and a process that does TLS for it,
                         as `targets/frontends/frames.py` has it
     REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",
-                        the last one                                            "count", "request_ids"}], "lines":
-                                                                            [[time, stream, text, [request id of the
-                                                                            batch ...]]], "lost": lines left out}, JSON
+                        the last one; of asynchronous handlers also their       "count", "request_ids"}], "lines":
+                        metrics, as a REPLY has them                        [[time, stream, text, [request id of the
+                                                                            batch ...]]], "lost": lines left out,
+                                                                            "metrics"}, JSON
 
 `TIMES` are five f64: when the worker began with the batch (time.monotonic(), which all processes of a machine share), the
 seconds until it was done, and those of them that the handler spent in preprocess, inference and postprocess (NaN for a

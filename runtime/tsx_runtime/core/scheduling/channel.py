@@ -45,7 +45,7 @@ class Owner(Protocol):
         """An answer begins to stream: its headers, as the client gets them."""
 
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
-        """What the handler raised and printed, in the form of `wire`."""
+        """What the handler raised, printed and counted, in the form of `wire`."""
 
     def on_closed(self, channel: Channel) -> None: ...
 

@@ -261,7 +261,7 @@ class Dispatcher:
         return self.cold_starts.with_header(job, headers)
 
     def on_report(self, channel: Channel, facts: dict[str, Any]) -> None:
-        self.stats.error_log.add_report(channel.worker, facts)
+        self.stats.add_report(channel.worker, facts)
 
     def on_closed(self, channel: Channel) -> None:
         """What it had not begun goes back to its old place; what it had begun stays in `channel.sent` for the supervisor."""

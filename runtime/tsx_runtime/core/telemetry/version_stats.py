@@ -6,8 +6,8 @@ import logging
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
 from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, BatchAggregator
@@ -220,6 +220,14 @@ class Stats:
         if is_failure(error):
             self.failed_refusals += 1
         self.recent.refused(RequestRecord(job.request_id, job.arrived, error.status, now - job.arrived, None, name))
+
+    def add_report(self, worker: str, facts: Mapping[str, Any]) -> None:
+        """What a REPORT frame holds."""
+        self.error_log.add_report(worker, facts)
+        if metrics := facts.get("metrics"):
+            self.add_handler_metrics(metrics)
+            if self.journal is not None:
+                self.journal.add_values(metrics, [])
 
     def add_handler_metrics(self, deltas: Iterable[MetricDelta]) -> None:
         for delta in deltas:

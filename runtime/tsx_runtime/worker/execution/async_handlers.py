@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import inspect
+import json
 import logging
 import threading
 import time
@@ -29,6 +30,8 @@ from tsx_runtime.worker.execution.prefetch import keep
 from tsx_runtime.worker.execution.step_times import Laps
 from tsx_runtime.worker.handler_api.context import SendPiece
 
+REPORT_EVERY = 1.0  # seconds
+
 logger = logging.getLogger("tsx.worker")
 
 
@@ -44,6 +47,7 @@ class ConcurrentRequests:
         self._on_request = on_request
         self._tasks: dict[int, asyncio.Task[Answer]] = {}
         self._called_off: set[int] = set()  # whose clients have left
+        self._next_report: asyncio.TimerHandle | None = None  # of metrics, while requests run
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -73,6 +77,8 @@ class ConcurrentRequests:
                 began, laps = time.monotonic(), step_times.begin()  # the task copies them with its context
                 task = self._tasks[frame.batch] = asyncio.ensure_future(self._answer(frame.batch, frame.items))
                 task.add_done_callback(partial(self._reply, frame.batch, began, laps))
+                if self._next_report is None:
+                    self._next_report = task.get_loop().call_later(REPORT_EVERY, self._report)
             elif frame.kind is Kind.CANCEL:
                 if frame.batch in self._tasks:  # else its answer was already sent
                     self._called_off.add(frame.batch)
@@ -111,6 +117,14 @@ class ConcurrentRequests:
             self._channel.send_all(
                 with_metrics(self._model, [(Kind.REPLY, batch, [answer], step_times.times(began, time.monotonic(), laps))])
             )
+
+    def _report(self) -> None:
+        """What an answer that takes long has counted so far."""
+        self._next_report = asyncio.get_running_loop().call_later(REPORT_EVERY, self._report) if self._tasks else None
+        if self._model.metrics.pending:
+            facts = {"errors": [], "lines": [], "lost": 0, "metrics": self._model.metrics.pending.take()}
+            with suppress(ConnectionError):  # as in `_reply`
+                self._channel.send(Kind.REPORT, 0, extra=json.dumps(facts).encode())
 
     def _send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
         self._channel.send(Kind.PIECE, batch, [(position, headers, body)])

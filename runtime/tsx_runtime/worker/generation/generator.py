@@ -10,7 +10,7 @@ from typing import Any
 
 from tsx_runtime.worker.exceptions import InvalidInput, in_words
 from tsx_runtime.worker.generation.interface import GenerationEngine, Sampling, TextPiece, Tokens
-from tsx_runtime.worker.generation.metrics import GenerationMetrics, TokenTimes
+from tsx_runtime.worker.generation.metrics import ENGINE_EVERY, GenerationMetrics, TokenTimes
 from tsx_runtime.worker.generation.text import Detokenizer, StopStrings
 
 
@@ -73,6 +73,8 @@ class HuggingFaceGenerator:
             async with aclosing(generated):
                 async for ids, finished, logprobs in generated:
                     timing.note(len(ids))
+                    if timing.last > self._metrics.told + ENGINE_EVERY:
+                        self._metrics.report_engine(self._engine.stats())
                     text = detokenizer.push(ids[:-1] if finished == "stop" else ids)  # its last is the token that ends texts
                     if finished:
                         text += detokenizer.finish()

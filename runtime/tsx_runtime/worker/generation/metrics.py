@@ -1,4 +1,4 @@
-"""The metrics of text generation, of tokens by adapter. Each request reports them once, at its end: a token costs nothing."""
+"""The metrics of text generation, of tokens by adapter. Each request reports them at its end, and now and then those of the engine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ FIRST = "tsx_generation_time_to_first_token_seconds"
 EACH = "tsx_generation_time_per_output_token_seconds"
 PROMPT, GENERATED = "tsx_generation_prompt_tokens_total", "tsx_generation_tokens_total"
 RUNNING, WAITING, CACHE = "tsx_generation_running_sequences", "tsx_generation_waiting_sequences", "tsx_generation_cache_use_ratio"
+
+ENGINE_EVERY = 1.0  # seconds, while texts are generated
 
 
 class TokenTimes:
@@ -32,6 +34,7 @@ class GenerationMetrics:
     def __init__(self, metrics: Metrics | None, worker: str) -> None:
         self._metrics = metrics
         self._worker = Dimension("worker", worker)
+        self.told = 0.0  # time.monotonic() of the engine's newest
 
     def report(self, adapter: str | None, prompt: int, timing: TokenTimes, stats: EngineStats) -> None:
         """`adapter`: the label is empty for the base model."""
@@ -44,5 +47,10 @@ class GenerationMetrics:
             self._metrics.add_metric(FIRST, timing.first - timing.began, "s", None, labels, MetricTypes.HISTOGRAM)
         if (others := timing.tokens - timing.first_tokens) > 0:
             self._metrics.add_metric(EACH, (timing.last - timing.first) / others, "s", None, labels, MetricTypes.HISTOGRAM)
-        for name, value in ((RUNNING, stats.running), (WAITING, stats.waiting), (CACHE, round(stats.cache_use, 4))):
-            self._metrics.add_metric(name, value, "count", None, [self._worker], MetricTypes.GAUGE)
+        self.report_engine(stats)
+
+    def report_engine(self, stats: EngineStats) -> None:
+        self.told = time.monotonic()
+        if self._metrics is not None:
+            for name, value in ((RUNNING, stats.running), (WAITING, stats.waiting), (CACHE, round(stats.cache_use, 4))):
+                self._metrics.add_metric(name, value, "count", None, [self._worker], MetricTypes.GAUGE)

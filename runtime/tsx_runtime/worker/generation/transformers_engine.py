@@ -27,6 +27,7 @@ from transformers.generation.continuous_batching.utils import find_head_dim, fin
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.shared.memory import free_memory
 from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
+from tsx_runtime.worker.generation import attention  # noqa: F401
 from tsx_runtime.worker.generation.interface import EngineStats, Sampling, Tokens
 from tsx_runtime.worker.generation.sampler import Sampler, sampling_arguments, token_logprob
 

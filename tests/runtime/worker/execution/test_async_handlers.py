@@ -27,6 +27,7 @@ HANDLER = """
             context.cache["seen"] += 1
             word = data[0]["body"].decode()
             if word == "wait":
+                context.metrics.add_metric("waiting", context.cache["seen"], "count", metric_type="gauge")
                 try:
                     await self.gate.wait()
                 except asyncio.CancelledError:
@@ -99,6 +100,15 @@ def test_a_cancelled_request_is_reported_so_and_closed(worker: Worker) -> None:
     assert answers(worker, 1)[1][0] == 499
     send(worker, "cache", first=3)
     assert json.loads(answers(worker, 1)[3][2][0]) == {"seen": 3, "cancelled": "id-1"}
+
+
+def test_metrics_of_an_answer_that_takes_long_are_reported_while_it_does(worker: Worker) -> None:
+    send(worker, "wait")
+    while not worker.reports:
+        worker.send(Kind.PING, 0)
+        assert worker.receive().kind is Kind.PONG
+    (metric,) = worker.reports[0]["metrics"]
+    assert (metric["name"], metric["value"]) == ("waiting", 1)
 
 
 def test_a_sign_of_life_comes_from_the_loop_and_the_worker_ends_with_its_front_end(worker: Worker) -> None:
