@@ -15,7 +15,7 @@ def attend_by_sequence(
 ) -> tuple[torch.Tensor, None]:
     """Shapes (1, heads, tokens of all sequences, head size); the mask (1, 1, queries, keys). Returns (1, queries, heads, head size)."""
     bounds = options.get("cu_seq_lens_q")
-    if bounds is None or attention_mask is None or query.device.type != "cpu" or options.get("position_bias") is not None:
+    if bounds is None or len(bounds) == 2 or attention_mask is None or query.device.type != "cpu" or options.get("position_bias") is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     queries, keys = (list(pairwise(each.tolist())) for each in (bounds, options["cu_seq_lens_k"]))
     outputs = [
