@@ -37,9 +37,7 @@ class _Named(BaseModel):
 
 def speaks_openai(path: str) -> bool:
     """Whether errors at this path are in OpenAI's shape. A prediction of KServe's, `/v1/models/MODEL:predict`, is not."""
-    if path in PATHS or path == MODELS:
-        return True
-    return path.startswith(f"{MODELS}/") and not path.endswith((":predict", ":explain"))
+    return path in PATHS or (path.startswith("/v1/") and not path.endswith((":predict", ":explain")))
 
 
 def split_name(text: str) -> ModelName:

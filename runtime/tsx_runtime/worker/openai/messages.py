@@ -75,7 +75,7 @@ def choose_tools(tools: Sequence[Tool], choice: Any) -> tuple[list[dict[str, Any
         wanted = names if choice == "required" else [choice["function"]["name"]]
     except (TypeError, KeyError):
         wanted = []
-    if not wanted or not set(names).issuperset(wanted):
+    if not wanted or not all(name in names for name in wanted):
         raise RefusedField(
             f"The field 'tool_choice' is {shown(choice)}; it must be auto, none, required or one of the functions in 'tools' "
             f"({', '.join(names) or 'there are none'}).",

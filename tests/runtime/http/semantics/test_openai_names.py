@@ -9,6 +9,7 @@ import pytest
 from tsx_runtime.errors import BadRequest, error_body
 from tsx_runtime.http.semantics.errors import error_event, for_openai
 from tsx_runtime.http.semantics.openai import model_in_json, speaks_openai, split_name
+from tsx_runtime.http.semantics.tracing import route_of
 from tsx_runtime.wire import Parts
 
 LARGE = b'"x": "%b"' % (b"A" * 100_000)
@@ -38,8 +39,14 @@ def test_what_names_no_model_is_refused_in_words(body: bytes) -> None:
 def test_names_and_paths() -> None:
     assert split_name("m") == ("m", None, None)
     assert split_name("m:1.0/ada") == ("m", "1.0", "ada")
-    assert [speaks_openai(path) for path in ("/v1/models", "/v1/models/a/b", "/v1/models/a:predict", "/v2/rerank", "/v1/x")] == [
-        *(True, True, False, True, False)
+    assert [speaks_openai(path) for path in ("/v1/models", "/v1/models/a/b", "/v1/models/a:predict", "/v2/rerank", "/v1/files", "/x")] == [
+        *(True, True, False, True, True, False)
+    ]
+
+
+def test_traces_have_these_paths_as_routes() -> None:
+    assert [route_of(path) for path in ("/v1/chat/completions", "/rerank", "/v1/models/m:predict")] == [
+        *("/v1/chat/completions", "/rerank", "/v1/models/{model}:predict")
     ]
 
 
