@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -15,19 +15,19 @@ USUAL_TOKENS = 16  # of an answer whose request names no number, as OpenAI has i
 MOST_PROMPTS = 64
 MOST_TOGETHER = 128  # choices of all prompts
 
-Tokens: TypeAlias = Annotated[list[Annotated[int, Field(ge=0, lt=MOST_TOKENS)]], Field(min_length=1)]
-
 
 def _several(given: Any) -> Any:
     """A string, a list of strings, the tokens of one prompt, or of several. Raises ValueError."""
     prompts = given if isinstance(given, list) and given and isinstance(given[0], str | list) else [given]
-    if not all(prompts):
-        raise ValueError("it must be a text that is not empty, tokens, or a list of one of them")
+    for each in prompts:
+        tokens = [0] if isinstance(each, str) and each else each
+        if not isinstance(tokens, list) or not tokens or not all(type(token) is int and 0 <= token < MOST_TOKENS for token in tokens):
+            raise ValueError("it must be a text that is not empty, tokens, or a list of one of them")
     return prompts
 
 
 class CompletionRequest(ChoicesRequest):
-    prompt: Annotated[list[str | Tokens], BeforeValidator(_several), Field(max_length=MOST_PROMPTS)]
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_several), Field(max_length=MOST_PROMPTS)]
     max_tokens: TokenCount = None
     logprobs: Logprobs = None
     echo: bool | None = None

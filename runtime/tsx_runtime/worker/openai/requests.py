@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -15,7 +16,7 @@ from tsx_runtime.worker.generation.interface import Sampling, TextGenerator
 HARMLESS = frozenset(
     {
         *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
-        "parallel_tool_calls",
+        *("parallel_tool_calls", "stream_options"),  # where an API has them, it declares them
     }
 )
 NEUTRAL: Mapping[str, Any] = {  # of fields that are not supported, the value that means the same as none
@@ -28,6 +29,7 @@ NEUTRAL: Mapping[str, Any] = {  # of fields that are not supported, the value th
     "best_of": 1,
     "min_p": 0,
     "functions": [],
+    "tools": [],
     "background": False,
     "include": [],
     "truncation": "disabled",
@@ -124,7 +126,7 @@ def _refusal(error: ValidationError) -> RefusedField:
     first = error.errors(include_url=False)[0]
     kind, why = (
         first["type"],
-        first["msg"].removeprefix("Value error, ").replace("Input should", "it must").replace("List should", "it must"),
+        re.sub(r"^(Input|List|Value) should", "it must", first["msg"].removeprefix("Value error, ")),
     )
     path = ""
     for step in first["loc"]:

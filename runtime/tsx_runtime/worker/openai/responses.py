@@ -28,9 +28,7 @@ class ResponseRequest(TextRequest):
     instructions: str | None = None
     max_output_tokens: TokenCount = None
     text: TextShape | None = None
-    tools: Annotated[list[Any], Field(max_length=0)] | None = None  # they are in /v1/chat/completions
     tool_choice: Literal["auto", "none"] | None = None
-    stream_options: dict[str, Any] | None = None  # has no usage to switch on: it is always there
 
 
 class ResponseReply:
