@@ -9,28 +9,28 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
 from tsx_runtime.worker.generation.interface import TextGenerator
-from tsx_runtime.worker.openai.requests import Part, RefusedField, shown
+from tsx_runtime.worker.openai.requests import BodyObject, RefusedField, shown
 
 
-class TextPart(Part, extra="ignore"):
+class TextPart(BodyObject, extra="ignore"):
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str = Field(validation_alias=AliasChoices("text", "refusal"))
 
 
-class Call(Part, extra="ignore"):
+class CalledFunction(BodyObject, extra="ignore"):
     """Of a function, in an earlier answer. Templates write the arguments as JSON themselves."""
 
     name: str
     arguments: Annotated[Any, BeforeValidator(lambda value: from_json(value or "{}") if isinstance(value, str) else value)] = {}
 
 
-class ToolCall(Part, extra="ignore"):
+class ToolCall(BodyObject, extra="ignore"):
     id: str | None = None
     type: Literal["function"] = "function"
-    function: Call
+    function: CalledFunction
 
 
-class Message(Part, extra="ignore"):
+class Message(BodyObject, extra="ignore"):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         Annotated[list[TextPart], BeforeValidator(lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value)]
@@ -54,15 +54,15 @@ class Message(Part, extra="ignore"):
         return {"role": "system" if self.role == "developer" else self.role, "content": text} | own
 
 
-class Function(Part, extra="ignore"):
+class ToolFunction(BodyObject, extra="ignore"):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
 
 
-class Tool(Part, extra="ignore"):
+class Tool(BodyObject, extra="ignore"):
     type: Literal["function"]
-    function: Function
+    function: ToolFunction
 
 
 def choose_tools(tools: Sequence[Tool], choice: Any) -> tuple[list[dict[str, Any]], Mapping[str, Any] | None]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, model_validator
 
 from tsx_runtime.worker.generation.interface import FinishReason, Sampling, TextGenerator, TextPiece, TokenLogprob
-from tsx_runtime.worker.openai.requests import Choices, Part, RefusedField, TextRequest
+from tsx_runtime.worker.openai.requests import BodyObject, Choices, RefusedField, TextRequest
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON has not
@@ -67,7 +67,7 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-class TextFormat(Part):
+class TextFormat(BodyObject):
     """Of Responses. That of chats has the schema in an object of its own."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -97,7 +97,7 @@ def _flat(given: Any) -> Any:
     return {**(own if isinstance(own, dict) else {}), **{name: value for name, value in given.items() if name != "json_schema"}}
 
 
-class StreamOptions(Part):
+class StreamOptions(BodyObject):
     include_usage: bool | None = None
 
 

@@ -56,13 +56,13 @@ class RefusedField(InvalidInput):
         self.error_code = status
 
 
-class Part(BaseModel):
+class BodyObject(BaseModel):
     """An object in a body. A field that is null counts as not given, as for OpenAI."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class Request(Part, extra="allow"):
+class OpenAIRequest(BodyObject, extra="allow"):
     model: str | None = None
 
     def adapter(self, model: str) -> str | None:
@@ -71,7 +71,7 @@ class Request(Part, extra="allow"):
         return adapter or None if name.partition(":")[0] in ("", model) else None
 
 
-RequestT = TypeVar("RequestT", bound=Request)
+RequestT = TypeVar("RequestT", bound=OpenAIRequest)
 
 
 def read(kind: type[RequestT], body: Any) -> RequestT:
@@ -89,7 +89,7 @@ def read(kind: type[RequestT], body: Any) -> RequestT:
     return request
 
 
-class TextRequest(Request):
+class TextRequest(OpenAIRequest):
     """The fields that the three APIs of text share."""
 
     stream: bool | None = None
@@ -124,18 +124,15 @@ def shown(value: Any) -> str:
 
 def _refusal(error: ValidationError) -> RefusedField:
     first = error.errors(include_url=False)[0]
-    kind, why = (
-        first["type"],
-        re.sub(r"^(Input|List|Value) should", "it must", first["msg"].removeprefix("Value error, ")),
-    )
+    why = re.sub(r"^(Input|List|Value) should", "it must", first["msg"].removeprefix("Value error, "))
     path = ""
     for step in first["loc"]:
         path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
     if not path:
         return RefusedField(f"The body cannot be read: {why}. Send a JSON object with the header Content-Type: application/json.")
-    if kind == "extra_forbidden":
+    if first["type"] == "extra_forbidden":
         return _unsupported(path)
-    if kind == "missing":
+    if first["type"] == "missing":
         return RefusedField(f"The field '{path}' is missing. Send it.", path, code="missing_required_parameter")
     return RefusedField(f"The field '{path}' is {shown(first['input'])}: {why}.", path, code="invalid_value")
 

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field
 from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece
 from tsx_runtime.worker.openai.messages import Message, encode
 from tsx_runtime.worker.openai.replies import Choice, TextFormat, continuations, event, new_id, schema_of
-from tsx_runtime.worker.openai.requests import Part, TextRequest, TokenCount, read
+from tsx_runtime.worker.openai.requests import BodyObject, TextRequest, TokenCount, read
 
 Input = Annotated[
     list[Message],
@@ -19,7 +19,7 @@ Input = Annotated[
 ]
 
 
-class TextShape(Part):
+class TextShape(BodyObject):
     format: TextFormat | None = None
 
 

@@ -17,7 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.openai import requests
-from tsx_runtime.worker.openai.requests import RefusedField, Request
+from tsx_runtime.worker.openai.requests import OpenAIRequest, RefusedField
 
 EMBEDDINGS, RERANK, TRANSCRIPTIONS = "v1/embeddings", ("v1/rerank", "v2/rerank", "rerank"), "v1/audio/transcriptions"
 MOST_INPUTS = 2048
@@ -62,7 +62,7 @@ def _texts(given: Any) -> Any:
     return texts
 
 
-class EmbeddingsRequest(Request):
+class EmbeddingsRequest(OpenAIRequest):
     input: Annotated[list[str], BeforeValidator(_texts), Field(max_length=MOST_INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
@@ -98,7 +98,7 @@ def _text_of(document: Any) -> Any:
     return document.get("text") if isinstance(document, dict) else document
 
 
-class RerankRequest(Request):
+class RerankRequest(OpenAIRequest):
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[Annotated[str, BeforeValidator(_text_of)]], Field(min_length=1, max_length=MOST_DOCUMENTS)]
     top_n: Annotated[int, Field(ge=1)] | None = None
@@ -121,7 +121,7 @@ class RerankRequest(Request):
         return json.dumps(shown, ensure_ascii=False).encode()
 
 
-class TranscriptionRequest(Request, strict=False):
+class TranscriptionRequest(OpenAIRequest, strict=False):
     """A form, whose fields come as bytes."""
 
     file: Annotated[bytes, Field(min_length=1)]
