@@ -90,7 +90,7 @@ def test_clients_that_leave_free_the_cache(server: Running, http: httpx.Client) 
 def test_a_bad_request_is_refused_before_the_stream_begins(http: httpx.Client) -> None:
     answer = http.post("/predictions/zen", json={"inputs": "B", "parameters": {"temperature": "hot"}, "stream": True})
     assert answer.status_code == 400
-    assert "The parameter temperature is 'hot'" in answer.json()["message"]
+    assert "'parameters.temperature' is \"hot\": it must be a valid number" in answer.json()["message"]
 
 
 def test_a_worker_that_dies_breaks_off_what_it_had_begun_and_no_more(

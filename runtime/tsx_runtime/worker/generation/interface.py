@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+
+LONG = 64 << 10  # bytes of a body
+T = TypeVar("T")
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
@@ -105,6 +109,13 @@ class TextGenerator(Protocol):
         No `max_tokens`: as the model's generation_config.json says, else up to the end of the context, which also cuts larger ones.
         What it returns raises `EngineDied` where the engine ends; close it (`contextlib.aclosing`) where its last piece is not awaited.
         """
+
+
+async def beside_streams(body: Any, function: Callable[..., T], *arguments: Any) -> T:
+    """Tokenizing what is long takes a second or more, in which others' streams go on: in a thread."""
+    if isinstance(body, Sized) and len(body) > LONG:
+        return await asyncio.to_thread(function, *arguments)
+    return function(*arguments)
 
 
 class TaskRequest(NamedTuple):

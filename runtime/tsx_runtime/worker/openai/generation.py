@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.worker.exceptions import PredictionException
-from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece
+from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece, beside_streams
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.openai.chat import ChatReply
 from tsx_runtime.worker.openai.completions import CompletionReply
@@ -34,7 +34,7 @@ async def answer(path: str, body: Any, generator: TextGenerator, context: Contex
             raise RefusedField(
                 f"Model {model} writes text: it has {', '.join(f'/{each}' for each in REPLIES)}, and no /{path}.", status=404
             )
-        reply = REPLIES[path](body, generator, model)
+        reply = await beside_streams(body, REPLIES[path], body, generator, model)
         await _generate(reply, [generator.stream(*each) for each in reply.continuations], context)
         return reply.end() if reply.streams else reply.whole()
     except (PredictionException, TsxError) as error:

@@ -71,18 +71,23 @@ class OpenAIRequest(BodyObject, extra="allow"):
         return adapter or None if name.partition(":")[0] in ("", model) else None
 
 
+BodyT = TypeVar("BodyT", bound=BodyObject)
 RequestT = TypeVar("RequestT", bound=OpenAIRequest)
 
 
-def read(kind: type[RequestT], body: Any) -> RequestT:
+def validated(kind: type[BodyT], body: Any) -> BodyT:
     """`body`: as a handler gets it, bytes or parsed. Raises RefusedField."""
     try:
         if isinstance(body, bytes | bytearray | memoryview | str):
-            request = kind.model_validate_json(body if isinstance(body, str) else bytes(body))
-        else:
-            request = kind.model_validate(body)
+            return kind.model_validate_json(body if isinstance(body, str) else bytes(body))
+        return kind.model_validate(body)
     except ValidationError as error:
         raise _refusal(error) from None
+
+
+def read(kind: type[RequestT], body: Any) -> RequestT:
+    """As `validated`, and no field is passed over that would change the answer."""
+    request = validated(kind, body)
     for name, value in (request.model_extra or {}).items():
         if value is not None and name not in HARMLESS and not (name in NEUTRAL and value == NEUTRAL[name]):
             raise _unsupported(name)
