@@ -15,6 +15,7 @@ from tsx_runtime.worker.generation.interface import GenerationEngine
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
 from tsx_runtime.worker.handler_api.context import Context
 
+SMALL = 100_000_000  # parameters of a model
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -45,18 +46,9 @@ async def load(context: Context) -> HuggingFaceGenerator:
     text = config.get_text_config()
     ends = {defaults.eos_token_id, text.eos_token_id} if not isinstance(defaults.eos_token_id, list) else set(defaults.eos_token_id)
     end_tokens = sorted(id for id in ends | {tokenizer.eos_token_id} if isinstance(id, int))
-    if files.gpu is None and not context.model_yaml_config.get("threads"):
-        _leave_a_core()
-    engine = await _engine(files, end_tokens)
+    engine = await _engine(files, end_tokens, bool(context.model_yaml_config.get("threads")))
     metrics = GenerationMetrics(context.metrics, str(context.system_properties.get("worker", "")))
     return HuggingFaceGenerator(tokenizer, engine, defaults, text.vocab_size, metrics)
-
-
-def _leave_a_core() -> None:
-    """To the event loops that tokens pass: torch's threads wait for each other, and so for the one whose core another process has."""
-    import torch
-
-    torch.set_num_threads(max(1, torch.get_num_threads() - 1))
 
 
 def files_of(context: Context) -> ModelFiles:
@@ -71,7 +63,7 @@ def files_of(context: Context) -> ModelFiles:
     return ModelFiles(directory, adapters, config, properties.get("gpu_id"), bool(properties.get("trust_remote_code")))
 
 
-async def _engine(files: ModelFiles, end_tokens: list[int]) -> GenerationEngine:
+async def _engine(files: ModelFiles, end_tokens: list[int], threads_are_set: bool) -> GenerationEngine:
     config = files.config
     has_vllm = importlib.util.find_spec("vllm") is not None
     if config.engine == "vllm" or (config.engine == "auto" and files.gpu is not None and has_vllm):
@@ -83,9 +75,19 @@ async def _engine(files: ModelFiles, end_tokens: list[int]) -> GenerationEngine:
         return await VllmEngine.load(files.directory, files.adapters, DTYPES.get(config.dtype, "auto"), config, files.trust, end_tokens)
     from tsx_runtime.worker.generation.transformers_engine import GenerationLimits, TransformersEngine  # only where it runs the model
 
-    engine = TransformersEngine(load_model(files), files.adapters, GenerationLimits(config.max_sequences, config.cache_memory), end_tokens)
+    model = load_model(files)
+    if files.gpu is None and not threads_are_set:
+        import torch
+
+        torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
+    engine = TransformersEngine(model, files.adapters, GenerationLimits(config.max_sequences, config.cache_memory), end_tokens)
     await engine.start()
     return engine
+
+
+def torch_threads(parameters: int, cores: int) -> int:
+    """The steps of a small model are short, and each waits for all threads: a core is left to the event loops that tokens pass."""
+    return max(1, cores - 1) if parameters < SMALL else cores
 
 
 def load_model(files: ModelFiles) -> Any:

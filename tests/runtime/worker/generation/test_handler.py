@@ -12,6 +12,7 @@ from tests.runtime.worker.conftest import StartWorker, Worker
 from tests.support.language_models import CONTEXT, bpe_tokenizer, generation_model
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_runtime.wire import Kind
+from tsx_runtime.worker.generation.loading import torch_threads
 
 PROMPT = "Beautiful is better"
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
@@ -202,3 +203,8 @@ def test_a_directory_without_a_model_says_what_is_wrong(start_worker: StartWorke
     worker = start_worker(files={"huggingface_model/README.md": "nothing"}, handler="huggingface_generation", mode="async")
     assert not worker.loaded
     assert "The model's directory cannot be read" in worker.report["message"]
+
+
+@pytest.mark.parametrize(("parameters", "cores", "threads"), [(3_000_000, 8, 7), (3_000_000, 1, 1), (1_000_000_000, 8, 8)])
+def test_a_small_model_leaves_a_core_to_the_event_loops(parameters: int, cores: int, threads: int) -> None:
+    assert torch_threads(parameters, cores) == threads
