@@ -89,6 +89,7 @@ def test_a_model_of_the_hub_is_packed_with_its_commit(run: Run, saved: Path, hub
     ended = run("archive", "hf:org/tiny-1.5@v1", "--adapter", "style=hf:org/lora", "--version", "2")
     assert ended.code == 0, ended.err
     assert f"\nrevision {commit}\nname tiny-1.5, version 2\nhandler huggingface\n" in ended.out
+    assert "downloading hf:org/tiny-1.5@v1\n" in ended.err
     assert not [name for name in hub.downloads() if name.endswith(".bin")]
     with zipfile.ZipFile(tmp_path / "tiny-1.5.mar") as archive:
         facts = json.loads(archive.read("MAR-INF/MANIFEST.json"))["huggingface"]

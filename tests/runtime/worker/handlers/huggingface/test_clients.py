@@ -167,6 +167,10 @@ def test_a_worker_of_a_packed_model_fetches_nothing(
     with pytest.raises(LoadError):
         model_loading.load_model(order)
     assert os.environ.get("HF_HUB_OFFLINE") == offline
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "org/other--modeling.Own"}}')
+    elsewhere = "code is in another repository: org/other--modeling.Own of config.json. It is not run"
+    with pytest.raises(LoadError, match=elsewhere if trusted else "here"):
+        model_loading.load_model(order)
 
 
 def test_loading_is_told_in_lines_of_the_log(model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
