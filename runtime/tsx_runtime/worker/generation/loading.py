@@ -93,10 +93,13 @@ def load_model(files: ModelFiles) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from tsx_runtime.worker.handlers.huggingface.loading import progress_in_log  # which imports torch
+
     dtype: Any = DTYPES.get(files.config.dtype, "auto")
     device = torch.device("cpu") if files.gpu is None else torch.device("cuda", files.gpu)
     try:
-        model = AutoModelForCausalLM.from_pretrained(files.directory, dtype=dtype, local_files_only=True, trust_remote_code=files.trust)
+        with progress_in_log(files.directory):
+            model = AutoModelForCausalLM.from_pretrained(files.directory, dtype=dtype, local_files_only=True, trust_remote_code=files.trust)
     except UnpicklingError as error:
         raise LoadError(
             "The weights are a pickle that holds more than weights, so it is not read. Save the model again as safetensors."

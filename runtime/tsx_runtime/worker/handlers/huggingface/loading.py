@@ -64,7 +64,7 @@ def load(context: Context, device: torch.device) -> Loaded:
     dtype = _dtype(said.get("dtype") or context.model_yaml_config.get("precision") or "auto")
     trusted = bool(context.system_properties.get("trust_remote_code"))
     began = time.monotonic()
-    with _progress(directory):
+    with progress_in_log(directory):
         model, tokenizer, pipeline = _from_directory(task, directory, device, dtype, trusted)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
         model.float()  # on a CPU half precision is many times as slow
@@ -165,7 +165,7 @@ class _ProgressLines:
 
 
 @contextmanager
-def _progress(directory: Path) -> Iterator[None]:
+def progress_in_log(directory: Path) -> Iterator[None]:
     try:
         from transformers.utils import logging as bars  # an extra
     except ModuleNotFoundError as error:

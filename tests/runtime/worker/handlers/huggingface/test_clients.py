@@ -22,6 +22,7 @@ from tests.runtime.worker.handlers.huggingface.conftest import Answer, Served, n
 from tests.runtime.worker.handlers.huggingface.test_texts import mixed
 from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS, image, sound
+from tests.support.language_models import tiny_llama
 from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.exceptions import LoadError
@@ -181,6 +182,10 @@ def test_loading_is_told_in_lines_of_the_log(model_root: Path, tmp_path: Path, c
     assert lines[0].startswith("loading 1 file(s) of weights, 0.")
     assert any(line.startswith("Loading weights: 20 of ") for line in lines)
     assert any(line.startswith("warm: the first request took") for line in lines)
+    caplog.clear()
+    with caplog.at_level("INFO", "tsx.worker"):
+        generation.load_model(generation.ModelFiles(tiny_llama(tmp_path / "llama"), {}, HuggingFaceConfig(), None, False))
+    assert "Loading weights: 20 of 20" in caplog.text
 
 
 @pytest.fixture(scope="module")
