@@ -34,7 +34,7 @@ from tsx_archiver.names import DEFAULT_VERSION
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_archiver.packing import ArchiveSpec
 
-SAMPLES = "samples"
+SAMPLES, EXAMPLE = "samples", "example.json"
 TEXT, RATE = "tsx serves models that other people have trained.", 16_000
 
 
@@ -122,7 +122,7 @@ def _sample(task: str, model: Pretrained) -> dict[str, bytes]:
         return {f"{SAMPLES}/example.wav": _sound()}
     if task in ("image-classification", "image-segmentation", "object-detection", "depth-estimation"):
         return {f"{SAMPLES}/example.png": gradient_png()}
-    return {f"{SAMPLES}/example.json": json.dumps(_request(task, model)).encode()}
+    return {f"{SAMPLES}/{EXAMPLE}": json.dumps(_request(task, model)).encode()}
 
 
 def _request(task: str, model: Pretrained) -> dict[str, Any]:
