@@ -21,7 +21,8 @@ def test_a_text_generator_answers_whole_and_token_by_token(tmp_path: Path, free_
     unpack(write_archive(spec, tmp_path), tmp_path)
     request = {"inputs": "Now is better", "parameters": {"max_new_tokens": 5, "do_sample": False}}
     given = {"EndpointName": "e", "ContentType": "application/json"}
-    with container(tmp_path, *free_ports(1), {}) as host:
+    (port,) = free_ports(1)
+    with container(tmp_path, port, {}) as host:
         host.wait_until_healthy()
         with runtime(host) as client:
             (whole,) = json.loads(client.invoke_endpoint(**given, Body=json.dumps(request))["Body"].read())
