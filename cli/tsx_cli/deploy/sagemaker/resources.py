@@ -15,10 +15,10 @@ from tsx_cli.deploy.aws.iam_policies import role
 from tsx_cli.deploy.aws.kinds.autoscaling import scaling
 from tsx_cli.deploy.aws.kinds.log_group import log_group
 from tsx_cli.deploy.aws.session import own_bucket
-from tsx_cli.deploy.container.resources import DEFAULTS
 from tsx_cli.deploy.engine.facts import Facts, lasting, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec
+from tsx_runtime.targets.image.environment import GIVEN_DEFAULTS
 from tsx_runtime.targets.sagemaker.environment import STARTUP
 
 VARIANT = "AllTraffic"
@@ -117,7 +117,7 @@ def model_properties(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]
     kind = "serverless" if own.serverless is not None else "asynchronous" if own.asynchronous is not None else None
     own_variables = {"TSX_TARGET": "sagemaker", **({"TSX_SAGEMAKER_MODE": kind} if kind else {})}
     if own.serverless is None and own.startup_timeout > STARTUP:
-        own_variables[DEFAULTS] = f"default_startup_timeout={own.startup_timeout}"
+        own_variables[GIVEN_DEFAULTS] = f"default_startup_timeout={own.startup_timeout}"
     container["Environment"] = own_variables | spec.env
     properties: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": own.role or Ref("Role", "Arn")}
     if own.subnets:

@@ -12,6 +12,7 @@ from tsx_archiver.metadata.huggingface import ADAPTERS, DIRECTORY, MANIFEST_KEY,
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.generation.generator import HuggingFaceGenerator
 from tsx_runtime.worker.generation.interface import GenerationEngine
+from tsx_runtime.worker.generation.load_progress import progress_in_log
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -92,8 +93,6 @@ def load_model(files: ModelFiles) -> Any:
     """On the worker's device. The precision auto is the checkpoint's, except for fp16 on a CPU, which has no fast way to compute in it."""
     import torch
     from transformers import AutoModelForCausalLM
-
-    from tsx_runtime.worker.handlers.huggingface.loading import progress_in_log  # which imports torch
 
     dtype: Any = DTYPES.get(files.config.dtype, "auto")
     device = torch.device("cpu") if files.gpu is None else torch.device("cuda", files.gpu)
