@@ -109,9 +109,9 @@ def read_huggingface(value: Any) -> tuple[HuggingFaceConfig | None, str | None]:
     return HuggingFaceConfig(**read), None
 
 
-def is_huggingface(path: Path | None) -> bool:
+def is_huggingface(path: Path) -> bool:
     """A directory of a model or of an adapter, and no archive that was unpacked."""
-    if path is None or not path.is_dir() or any((path / name).exists() for name in MANIFEST_DIRECTORIES):
+    if not path.is_dir() or any((path / name).exists() for name in MANIFEST_DIRECTORIES):
         return False
     if (path / ADAPTER_CONFIG).is_file():
         return True
