@@ -34,7 +34,7 @@ from tsx_archiver.names import DEFAULT_VERSION
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_archiver.packing import ArchiveSpec
 
-SAMPLES = "samples"
+SAMPLES, EXAMPLE = "samples", "example.json"
 TEXT, RATE = "tsx serves models that other people have trained.", 16_000
 
 
@@ -121,8 +121,8 @@ def _sample(task: str, model: Pretrained) -> dict[str, bytes]:
     if task in AUDIO_TASKS:
         return {f"{SAMPLES}/example.wav": _sound()}
     if task in ("image-classification", "image-segmentation", "object-detection", "depth-estimation"):
-        return {f"{SAMPLES}/example.png": _picture()}
-    return {f"{SAMPLES}/example.json": json.dumps(_request(task, model)).encode()}
+        return {f"{SAMPLES}/example.png": gradient_png()}
+    return {f"{SAMPLES}/{EXAMPLE}": json.dumps(_request(task, model)).encode()}
 
 
 def _request(task: str, model: Pretrained) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def _request(task: str, model: Pretrained) -> dict[str, Any]:
         return {"inputs": {"query": question["question"], "texts": [TEXT, "Bread is baked in an oven."]}}
     if task == GENERATION:
         return {"inputs": "Once upon a time", "parameters": {"max_new_tokens": 16, "do_sample": False}}
-    picture = base64.b64encode(_picture()).decode()
+    picture = base64.b64encode(gradient_png()).decode()
     if task == "zero-shot-image-classification":
         return {"inputs": picture, "parameters": {"candidate_labels": labels}}
     if task == "image-text-to-text":
@@ -150,14 +150,14 @@ def _request(task: str, model: Pretrained) -> dict[str, Any]:
     return {"inputs": TEXT}
 
 
-def _picture() -> bytes:
-    """A PNG of 64 times 64 pixels, from black to white. By hand: this package imports no library for images."""
+def gradient_png(side: int = 64) -> bytes:
+    """A square with a gradient of each colour, made without a library for images."""
+    rows = b"".join(b"\0" + bytes(part for x in range(side) for part in (x * 255 // side, y * 255 // side, 128)) for y in range(side))
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    rows = b"".join(b"\0" + bytes([4 * row] * 3 * 64) for row in range(64))
-    head = struct.pack(">IIBBBBB", 64, 64, 8, 2, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 

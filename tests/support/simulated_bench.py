@@ -223,9 +223,8 @@ def search(machine: SimulatedMachine, seconds: float, place: Path, **options: An
         environment=Environment(fingerprint="f", cores=CORES),
         inputs=Inputs(source="a", count=1),
     )
-    target = cast(
-        Any, SimpleNamespace(archive=SimpleNamespace(config=ModelConfig()), payloads=[], seconds=3.0, name="m", warm_up="auto", seed=0)
-    )
+    archive = SimpleNamespace(config=ModelConfig(), manifest=SimpleNamespace(handler="handler.py"))
+    target = cast(Any, SimpleNamespace(archive=archive, payloads=[], seconds=3.0, name="m", warm_up="auto", seed=0))
     given = replace(GRID, **options)
     journal = Journal(place, new=True)
     bench = Bench(given, target, results, journal, Progress(math.inf, quiet=True), seconds, clock=lambda: machine.now)

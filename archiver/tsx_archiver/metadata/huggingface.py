@@ -6,9 +6,10 @@ Functions of names and of small JSON files, so that they hold for a directory as
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -65,6 +66,7 @@ _OTHERS = re.compile(r".*\.(?:json|txt|model|jinja|py|tiktoken|spm|bpe)|README\.
 _NOT_NEEDED = re.compile(r"trainer_state\.json|all_results\.json|requirements\.txt|(?:tf_|flax_).*")
 _PARTS = re.compile(r"(?:\w+_)?\d+_\w+|(?:additional_)?chat_templates")  # folders: of a sentence-transformers model, and of templates
 _PIPELINE_TAG = re.compile(r"^pipeline_tag:[ \t]*([\w-]+)[ \t]*$", re.MULTILINE)  # in the head of a model card
+_CODE_ELSEWHERE = re.compile(r'[^"]*--[^"]*')
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -107,9 +109,9 @@ def read_huggingface(value: Any) -> tuple[HuggingFaceConfig | None, str | None]:
     return HuggingFaceConfig(**read), None
 
 
-def is_huggingface(path: Path | None) -> bool:
+def is_huggingface(path: Path) -> bool:
     """A directory of a model or of an adapter, and no archive that was unpacked."""
-    if path is None or not path.is_dir() or any((path / name).exists() for name in MANIFEST_DIRECTORIES):
+    if not path.is_dir() or any((path / name).exists() for name in MANIFEST_DIRECTORIES):
         return False
     if (path / ADAPTER_CONFIG).is_file():
         return True
@@ -125,7 +127,7 @@ class Pretrained:
     """A model's directory. Raises CannotPack where a file of it cannot be read."""
 
     directory: Path
-    names: Collection[str] = field(default=())  # of all files, as POSIX paths
+    names: Collection[str]  # of all files, as POSIX paths
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -302,6 +304,15 @@ def read_adapter(name: str, directory: Path) -> tuple[str, str]:
     if not isinstance(kind, str) or not isinstance(base, str | None):
         raise CannotPack(f"{directory / ADAPTER_CONFIG} describes no adapter: it has no peft_type. Save the adapter again with PEFT.")
     return kind, base or "a model that it does not name"
+
+
+def code_elsewhere(directory: Path) -> str | None:
+    """A class of another repository of the Hub that a file of the model names, as ORG/OTHER--module.Class. Raises CannotPack."""
+    for path in sorted(directory.glob("*config.json")):
+        config = _read_object(path)
+        if found := _CODE_ELSEWHERE.search(json.dumps([config.get("auto_map"), config.get("custom_pipelines")])):
+            return f"{found[0]} of {path.name}"
+    return None
 
 
 def _read_object(path: Path, *, most_bytes: int = 4 << 20, most_values: int = 500_000) -> dict[str, Any]:

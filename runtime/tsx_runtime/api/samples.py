@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tsx_archiver.pretrained import gradient_png
 from tsx_runtime.api.headers import is_header
 from tsx_runtime.api.management_service import ask_handler
 from tsx_runtime.core.models.model import ModelVersion
@@ -115,16 +114,5 @@ def _content_type(given: str | None, name: str, body: bytes) -> str:
 
 def _generated(kind: str | None) -> SampleInput | None:
     if kind == "image":
-        return SampleInput("generated", "image/png", _png(SIDE))
+        return SampleInput("generated", "image/png", gradient_png(SIDE))
     return SampleInput("generated", "text/plain; charset=utf-8", TEXT) if kind == "text" else None
-
-
-def _png(side: int) -> bytes:
-    """A square with a gradient of each colour."""
-    rows = b"".join(b"\0" + bytes(part for x in range(side) for part in (x * 255 // side, y * 255 // side, 128)) for y in range(side))
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    head = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import glob
 import re
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tsx_archiver.errors import ArchiveError
+from tsx_archiver.limits import human
 from tsx_archiver.metadata.huggingface import Pretrained
 from tsx_runtime.errors import BadRequest, DownloadFailed, ModelNotFound
 from tsx_runtime.sources.urls import check_length
@@ -17,7 +19,8 @@ SCHEME = "hf:"
 FORM = "hf:ORG/NAME or hf:ORG/NAME@REVISION"
 _MODEL = re.compile(r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII)
 _FIRST = ("config.json", "*.index.json")  # which tell what else is needed
-MOST_FIRST = 256 << 20  # bytes of these
+
+EVERY = 10.0  # seconds between two lines about one download
 
 Progress = Callable[[int, int], None]  # bytes so far, bytes in all
 
@@ -60,10 +63,10 @@ def check_allowed(model: HubModel, allowed_urls: Sequence[str]) -> None:
         raise ModelNotFound(f"Given URL {model} does not match any allowed URL(s). {advice}")
 
 
-def download(model: HubModel, *, most: int, progress: Progress | None = None, stopped: Callable[[], bool] = lambda: False) -> HubSnapshot:
+def download(model: HubModel, *, most: int, progress: Progress, stopped: Callable[[], bool] = lambda: False) -> HubSnapshot:
     """The files that serving needs; what the cache has is not fetched again. Blocking, for threads.
 
-    `most`: bytes. `progress`: without it, a terminal shows huggingface_hub's own bars. Raises DownloadFailed.
+    `most`: bytes. Raises DownloadFailed.
     """
     try:
         import huggingface_hub  # an extra
@@ -71,20 +74,22 @@ def download(model: HubModel, *, most: int, progress: Progress | None = None, st
     except ModuleNotFoundError as error:
         raise DownloadFailed(f"{model} is fetched by huggingface_hub: pip install 'tsx-serve[transformers]'") from error
 
-    def fetch(patterns: Sequence[str], revision: str | None, bar: type | None) -> Path:
-        return Path(huggingface_hub.snapshot_download(model.repo, revision=revision, allow_patterns=list(patterns), tqdm_class=bar))
+    done = total = 0
 
-    first = 0
+    def count(size: int) -> None:
+        nonlocal done
+        if stopped():
+            raise DownloadFailed("the server stops")
+        done += size
+        if done > most:
+            raise DownloadFailed(f"{model} has more than {most} bytes, which is max_archive_size")
+        if total:
+            progress(min(done, total), total)
 
-    def count_first(size: int) -> None:
-        nonlocal first
-        first += size
-        if first > MOST_FIRST:
-            raise DownloadFailed(f"{model} cannot be served: its config.json and *.index.json have more than {MOST_FIRST} bytes")
-
+    bar = _bar(count)
     page = f"{constants.ENDPOINT}/{model.repo}"
     try:
-        directory = fetch(_FIRST, model.revision, _bar(count_first, stopped))
+        directory = Path(huggingface_hub.snapshot_download(model.repo, revision=model.revision, allow_patterns=_FIRST, tqdm_class=bar))
         commit = directory.name
         sizes = _sizes(model.repo, commit, directory)
         needed = Pretrained(directory, tuple(sizes)).needed
@@ -92,15 +97,10 @@ def download(model: HubModel, *, most: int, progress: Progress | None = None, st
         if total > most:
             raise DownloadFailed(f"{model} has {total} bytes to fetch, and max_archive_size is {most}")
         done = sum(sizes[name] for name in needed if (directory / name).is_file())
-
-        def count(size: int) -> None:
-            nonlocal done
-            done += size
-            if progress is not None:
-                progress(min(done, total), total)
-
-        fetch([glob.escape(name) for name in needed], commit, _bar(count, stopped) if progress else None)
-        count(total - done)  # what another commit had already
+        progress(done, total)
+        patterns = [glob.escape(name) for name in needed]
+        huggingface_hub.snapshot_download(model.repo, revision=commit, allow_patterns=patterns, tqdm_class=bar)
+        progress(total, total)  # with what another commit had already
     except ArchiveError as error:
         raise DownloadFailed(f"{model} cannot be served: {error.message}") from error
     except errors.GatedRepoError as error:
@@ -124,6 +124,20 @@ def download(model: HubModel, *, most: int, progress: Progress | None = None, st
     return HubSnapshot(directory, commit)
 
 
+def in_lines(model: HubModel, write: Callable[[str], None]) -> Progress:
+    """Progress for a log."""
+    write(f"downloading {model}")
+    written = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal written
+        if time.monotonic() - written > EVERY:
+            written = time.monotonic()
+            write(f"downloading {model}: {human(done)} of {human(total)}")
+
+    return progress
+
+
 def _sizes(repo: str, commit: str, directory: Path) -> dict[str, int]:
     """By name, of all files of that commit: by the listing that huggingface_hub has kept, else of those that are there."""
     from huggingface_hub import get_cached_repo_tree  # as above
@@ -135,8 +149,8 @@ def _sizes(repo: str, commit: str, directory: Path) -> dict[str, int]:
         return {name.relative_to(directory).as_posix(): name.stat().st_size for name in directory.rglob("*") if name.is_file()}
 
 
-def _bar(count: Callable[[int], None], stopped: Callable[[], bool]) -> type[Any]:
-    """A progress bar that shows nothing: it counts, and ends the download where that is wished."""
+def _bar(count: Callable[[int], None]) -> type[Any]:
+    """A progress bar that shows nothing: it counts bytes, also none, so that a download can be ended."""
     from huggingface_hub.utils import tqdm  # as above
 
     class CountingBar(tqdm):  # type: ignore[misc]  # the library has no types for it
@@ -145,9 +159,6 @@ def _bar(count: Callable[[int], None], stopped: Callable[[], bool]) -> type[Any]
             super().__init__(*args, **{**options, "disable": True})
 
         def update(self, n: float | None = 1) -> None:
-            if stopped():
-                raise DownloadFailed("the server stops")
-            if self._counts:
-                count(int(n or 0))
+            count(int(n or 0) if self._counts else 0)
 
     return CountingBar

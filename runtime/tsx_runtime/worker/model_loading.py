@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from tsx_archiver import parse_model_config
-from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
+from tsx_archiver.errors import CannotPack
+from tsx_archiver.metadata.huggingface import DIRECTORY, GENERATION_HANDLER, HANDLER, code_elsewhere
 from tsx_runtime.wire import LoadOrder
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import step_times
@@ -61,8 +62,8 @@ def load_model(order: LoadOrder) -> ServedModel:
     context.envelope = order["envelope"]
     context.json_nan, context.guess_content_type = order["json_nan"], order["guess_content_type"]
     context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end = order["sequence_headers"]
-    if order["handler"] in (HANDLER, GENERATION_HANDLER) and not order["trust_remote_code"]:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # whatever its files name, such a model is what its archive holds
+    if order["handler"] in (HANDLER, GENERATION_HANDLER):
+        _stay_within(model_dir, trusted=order["trust_remote_code"])
     coroutines = Coroutines()
     loaded = load_entry(order["handler"], model_dir, context, coroutines)
     entry = with_micro_batches(loaded, context)
@@ -100,6 +101,22 @@ def load_model(order: LoadOrder) -> ServedModel:
         max_cost=order["max_batch_cost"],
     )
     return model._replace(stops=model.mode == "batch" and model.alone and not order["stateful"] and not overlaps(model))
+
+
+def _stay_within(model_dir: Path, *, trusted: bool) -> None:
+    """Whatever its files name, such a model is what its archive holds. Raises LoadError."""
+    if not trusted:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        return
+    try:
+        named = code_elsewhere(model_dir / DIRECTORY if (model_dir / DIRECTORY).is_dir() else model_dir)
+    except CannotPack as error:
+        raise LoadError(str(error)) from error
+    if named:
+        raise LoadError(
+            f"The model's code is in another repository: {named}. It is not run, as it can change at any time. Copy its files into the "
+            "model's directory, and name them there without 'ORG/OTHER--'; or serve the model without trust_remote_code."
+        )
 
 
 def _cost_of(entry: LoadedHandler) -> Callable[[Any], float] | None:

@@ -89,6 +89,7 @@ def test_a_model_of_the_hub_is_packed_with_its_commit(run: Run, saved: Path, hub
     ended = run("archive", "hf:org/tiny-1.5@v1", "--adapter", "style=hf:org/lora", "--version", "2")
     assert ended.code == 0, ended.err
     assert f"\nrevision {commit}\nname tiny-1.5, version 2\nhandler huggingface\n" in ended.out
+    assert "downloading hf:org/tiny-1.5@v1\n" in ended.err
     assert not [name for name in hub.downloads() if name.endswith(".bin")]
     with zipfile.ZipFile(tmp_path / "tiny-1.5.mar") as archive:
         facts = json.loads(archive.read("MAR-INF/MANIFEST.json"))["huggingface"]
@@ -112,6 +113,7 @@ def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: 
         ("archive", "tiny", "--adapter", "a=lora", "--adapter", "a=lora"): "two adapters are called a",
         ("archive", "tiny", "other/tiny", "--name", "x"): "can name only one archive",
         ("serve", "m.mar", "--task", "chat"): "--task: only directories of Hugging Face models, and models of the Hub, take that",
+        ("bench", "tiny"): "'tiny' is a Hugging Face model, and an archive is needed here: tsx archive tiny",
         ("serve", "--trust-remote-code"): "--trust-remote-code is for the models that are named",
         ("serve", "tiny", "--handler", "double.py"): "--handler, --model-file and --extra-files apply to bare model files",
     }.items():

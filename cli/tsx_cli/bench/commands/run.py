@@ -16,6 +16,7 @@ from tsx_cli.bench.measure.environment import NOISY
 from tsx_cli.bench.measure.latency_curve import measure_curve
 from tsx_cli.bench.measure.noise import Watch
 from tsx_cli.bench.measure.trial import RunningCandidate, Servers, TrialFailed, TrialTarget
+from tsx_cli.bench.measure.variants import takes_batches
 from tsx_cli.bench.model.configuration import Configuration, Variant
 from tsx_cli.bench.model.disturbance import again, judge, summary
 from tsx_cli.bench.model.points import best_point, choose, confirmed_best, with_round
@@ -67,7 +68,9 @@ class Bench:
         by_numbers = self.options.tolerance is not None or self.options.same_top is not None
         verdicts = {} if by_numbers else verdicts_of(self.forms)
         self.guard = AccuracyGuard(self.target.payloads, self.options.compare, verdicts=verdicts)
-        self.space = configurations(self.options, self.target.archive.config, cpu_count(), gpu_count(), self.forms)
+        self.batches = takes_batches(self.target.archive)
+        config = self.target.archive.config
+        self.space = configurations(self.options, config, cpu_count(), gpu_count(), self.forms, batches=self.batches)
         for trial in self.results.trials:
             self._judge(trial)
         for curve in self.results.curves:
@@ -180,6 +183,9 @@ class Bench:
 
     def _curves(self) -> None:
         """t(n) of each variant, from which the search predicts. Where there can be none, what is measured has to do."""
+        if not self.batches:
+            self.note("its workers take each request as it comes and put them together themselves, so sizes of batches were not compared")
+            return
         known = {curve.variant for curve in self.results.curves}
         variants = [variant for variant in by_use(self.space, self._state()) if variant not in known]
         if len(self.space) == len(variants) and not self.options.exhaustive:  # there is nothing to predict, but forms may not fit
@@ -295,6 +301,9 @@ class Bench:
             self.note(f"{trial.how()}, {offered}: {fresh.generator.limited}")
         holds = "" if point.holds else ", which breaks the bounds" if self.slo and not point.error_rate else ", and not all were answered"
         reached = f"{rounded(point.throughput.value)} requests/s, p99 {milliseconds(point.p99_ms.value)}"
+        if (stream := point.stream) is not None:
+            times = f"TTFT p99 {milliseconds(stream.ttft.p99_ms)}, TPOT p99 {milliseconds(stream.tpot.p99_ms)}"
+            reached += f", {rounded(stream.tokens_per_second)} tokens/s, {times}"
         marked = f"; disturbed: {disturbed[0]}" if disturbed else ""
         self.progress.found(f"{trial.how()}, {offered}: {reached}{holds}{marked}")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tsx_archiver import OpenArchive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, InvalidForms, KeptForms, parse_forms
+from tsx_archiver.metadata.huggingface import GENERATION_HANDLER
 from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_cli.bench.measure.modelconfig import changes, with_keys
@@ -72,6 +73,12 @@ def kept_forms(archive: OpenArchive) -> KeptForms:
         return parse_forms(path.read_bytes()) if path.is_file() else KeptForms()
     except InvalidForms as error:
         raise CliError(f"{archive.source}: {error}") from error
+
+
+def takes_batches(archive: OpenArchive) -> bool:
+    """Whether the server puts requests together for it: some workers take requests while they work on others."""
+    config = archive.config
+    return not (config.async_communication or config.continuous_batching or archive.manifest.handler == GENERATION_HANDLER)
 
 
 def config_name(archive: OpenArchive) -> str:

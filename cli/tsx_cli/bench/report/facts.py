@@ -125,6 +125,8 @@ def tiles(results: Results) -> list[Tile]:
             Tile("TTFT p99", milliseconds(stream.ttft.p99_ms), f"time to first token, p50 {milliseconds(stream.ttft.p50_ms)}"),
             Tile("TPOT p99", milliseconds(stream.tpot.p99_ms), f"time per output token, p50 {milliseconds(stream.tpot.p50_ms)}"),
         ]
+        if stream.goodput is not None:
+            shown_tiles.insert(1, Tile("Goodput", f"{number(stream.goodput)}/s", "answers that keep each bound"))
     gain = shown.gain(results)
     if gain is not None:
         doubt = ", within the noise" if not gain.real and math.isfinite(gain.high) else ""

@@ -127,7 +127,7 @@ def share(text: str, option: str) -> float:
 
 
 def configurations(
-    options: BenchOptions, config: ModelConfig, cores: int, gpus: int, kept: Sequence[FormRecord] = ()
+    options: BenchOptions, config: ModelConfig, cores: int, gpus: int, kept: Sequence[FormRecord] = (), *, batches: bool = True
 ) -> list[Configuration]:
     """All that the options allow, the devices' in the order given; `kept` are the forms that the archive has. Raises UsageError for what
     this machine or model cannot have."""
@@ -140,7 +140,7 @@ def configurations(
     found = []
     for device in devices:
         workers = parse_numbers(options.workers or f"1..{4 if device != 'cpu' else cores}", "--workers")
-        sizes = parse_numbers(options.batch_sizes, "--batch-sizes")
+        sizes = parse_numbers(options.batch_sizes, "--batch-sizes") if batches else [1]
         ways: list[tuple[str, bool | None, str | None]] = []
         if forms[0] in (None, REFERENCE):
             ways += [(precision, compilation, forms[0]) for compilation in compiled for precision in precisions]

@@ -11,6 +11,8 @@ from pathlib import Path
 
 from tsx_archiver import Inspection, inspect_archive, read_member
 from tsx_archiver.limits import MIB
+from tsx_archiver.metadata.huggingface import GENERATION_HANDLER
+from tsx_archiver.pretrained import EXAMPLE
 from tsx_cli.bench.workload.payloads import MOST_BYTES, Payload, is_header, read_payloads
 from tsx_cli.bench.workload.prompts import Lengths, parse_lengths, prompts
 from tsx_cli.common.failure import UsageError
@@ -31,7 +33,7 @@ OF_HANDLERS = {
     "object_detector": "image",
     "dali_image_classifier": "image",
     "text_classifier": "text",
-    "huggingface_generation": "chat",
+    GENERATION_HANDLER: "chat",
 }
 OF_CLASSES = {"ImageClassifier": "image", "ImageSegmenter": "image", "ObjectDetector": "image", "VisionHandler": "image"}
 OF_CLASSES |= {"TextClassifier": "text", "TextHandler": "text"}
@@ -79,9 +81,10 @@ def choose_payloads(
         kind = "json"
     if kind is None and archive is not None:
         inspection = inspect_archive(archive, limits=archive_limits())
-        if found := of_archive(inspection):
-            return found
         kind = kind_of(inspection)
+        made_up = inspection.manifest.handler == GENERATION_HANDLER and samples_of(inspection) == [f"{SAMPLES}/{EXAMPLE}"]
+        if not made_up and (found := of_archive(inspection)):  # one prompt again and again says little of text generation
+            return found
     if kind == "chat":
         return _prompts(None, answers, seed)
     if kind is None:
@@ -100,12 +103,16 @@ def _prompts(lengths: str | None, answers: Lengths, seed: int) -> tuple[list[Pay
     return made, f"generated: {len(made)} different prompts of {known} words"
 
 
+def samples_of(inspection: Inspection) -> list[str]:
+    names = [member.name for member in inspection.members]
+    return sorted(
+        name for name in names if name.startswith(f"{SAMPLES}/") and name.count("/") == 1 and not name.split("/")[1].startswith(".")
+    )
+
+
 def of_archive(inspection: Inspection) -> tuple[list[Payload], str] | None:
     sizes = {member.name: member.size for member in inspection.members}
-    samples = sorted(
-        name for name in sizes if name.startswith(f"{SAMPLES}/") and name.count("/") == 1 and not name.split("/")[1].startswith(".")
-    )
-    if samples:
+    if samples := samples_of(inspection):
         return [_member(inspection, name, None) for name in samples], f"{SAMPLES}/ of the archive"
     warm = [each for each in inspection.config.warmup or () if each.file in sizes and not each.file.endswith(SUFFIX)]
     if warm:

@@ -25,6 +25,7 @@ def environment(spec: DeploySpec) -> dict[str, str]:
     """What the deployment derives is a default, below the image's settings file and `env`."""
     delay = spec.env.get("TSX_SHUTDOWN_DELAY", "")  # for which it still takes requests, before it drains
     own: dict[str, object] = {"drain_timeout": max(1, spec.container.grace - MARGIN - (int(delay) if delay.isdecimal() else 0))}
+    own["default_startup_timeout"] = spec.container.startup_timeout
     if is_loopback(spec.container.host):
         own["disable_token_authorization"] = "true"  # which is what `tsx serve` does where only this machine reaches it, too
     return {DEFAULTS: in_words(own)} | dict(spec.env)

@@ -26,7 +26,7 @@ CONTAINER = f"{POD} containers 0"
 VARIABLES = """
 {{- $grace := int .Values.grace }}
 {{- $times := printf "shutdown_delay=%d drain_timeout=%d" (min 5 (div $grace 4)) (max 1 (sub $grace 10)) }}
-{{- $defaults := list "cpus=$(REQUESTED_CPUS)" $times }}
+{{- $defaults := list "cpus=$(REQUESTED_CPUS)" $times (printf "default_startup_timeout=%d" (int .Values.startupTimeout)) }}
 {{- if .Values.grpc }}{{ $defaults = append $defaults "grpc_inference_address=0.0.0.0" }}{{ end }}
 {{- if not .Values.tokens }}{{ $defaults = append $defaults "disable_token_authorization=true" }}{{ end }}
 {{- range $name, $value := merge (dict) .Values.env (dict "TSX_DEFAULTS" (join " " $defaults)) }}

@@ -201,6 +201,7 @@ def _environment(spec: DeploySpec) -> list[Manifest]:
         "cpus": f"$({CPUS})",
         "shutdown_delay": min(NOTICE, own.grace // 4),
         "drain_timeout": max(1, own.grace - NOTICE - MARGIN),
+        "default_startup_timeout": own.startup_timeout,
     }
     if serves_grpc(spec):
         defaults["grpc_inference_address"] = "0.0.0.0"

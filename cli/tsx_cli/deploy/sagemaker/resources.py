@@ -18,6 +18,8 @@ from tsx_cli.deploy.aws.session import own_bucket
 from tsx_cli.deploy.engine.facts import Facts, lasting, tags_of
 from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.spec import Autoscaling, DeploySpec
+from tsx_runtime.targets.image.environment import GIVEN_DEFAULTS
+from tsx_runtime.targets.sagemaker.environment import STARTUP
 
 VARIANT = "AllTraffic"
 
@@ -113,7 +115,10 @@ def model_properties(spec: DeploySpec, facts: Facts, url: str) -> dict[str, Any]
     container: dict[str, Any] = {"Image": facts.image, "ModelDataUrl": url, "Mode": "SingleModel"}
     # What the platform does not tell a container: how long a request may take, and how many workers there is room for.
     kind = "serverless" if own.serverless is not None else "asynchronous" if own.asynchronous is not None else None
-    container["Environment"] = {"TSX_TARGET": "sagemaker", **({"TSX_SAGEMAKER_MODE": kind} if kind else {}), **spec.env}
+    own_variables = {"TSX_TARGET": "sagemaker", **({"TSX_SAGEMAKER_MODE": kind} if kind else {})}
+    if own.serverless is None and own.startup_timeout > STARTUP:
+        own_variables[GIVEN_DEFAULTS] = f"default_startup_timeout={own.startup_timeout}"
+    container["Environment"] = own_variables | spec.env
     properties: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": own.role or Ref("Role", "Arn")}
     if own.subnets:
         properties["VpcConfig"] = {"Subnets": list(own.subnets), "SecurityGroupIds": list(own.security_groups)}

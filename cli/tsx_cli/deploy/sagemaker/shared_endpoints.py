@@ -26,7 +26,7 @@ SHARED = "tsx:shared"  # the tag of such an endpoint that tsx created, and of th
 PLACE = "tsx:endpoint"  # the tag of a deployment's models that names the endpoint
 COMPONENTS, MODELS = "components", "models"
 MODEL, CONFIG, ENDPOINT = "AWS::SageMaker::Model", "AWS::SageMaker::EndpointConfig", "AWS::SageMaker::Endpoint"
-OWN_VARIABLES = frozenset({"TSX_TARGET", "TSX_SAGEMAKER_MODE"})  # which tsx deploy sets itself
+OWN_VARIABLES = frozenset({"TSX_TARGET", "TSX_SAGEMAKER_MODE", "TSX_DEFAULTS"})  # which tsx deploy sets itself
 
 
 class EndpointMembership(NamedTuple):

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from tsx_archiver import BUILTIN_HANDLERS, ArchiveError, OpenArchive, plan_archive
-from tsx_archiver.limits import human
 from tsx_archiver.linking import open_linked
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_archiver.pretrained import pretrained_spec
@@ -24,10 +23,9 @@ from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
-from tsx_runtime.sources.hub import SCHEME, HubModel, Progress, check_allowed, download, parse_hub
+from tsx_runtime.sources.hub import SCHEME, HubModel, Progress, check_allowed, download, in_lines, parse_hub
 
 MOST = 16  # at a time
-LOGGED = 10.0  # seconds between two lines about one download
 
 ResultT = TypeVar("ResultT")
 logger = logging.getLogger("tsx.registry")
@@ -69,16 +67,13 @@ class Downloads:
 
     def _open_hub(self, model: HubModel, progress: Progress) -> OpenArchive:
         """In a thread."""
-        begun = logged = time.monotonic()
+        begun = time.monotonic()
+        log = in_lines(model, logger.info)
 
         def tell(done: int, total: int) -> None:
-            nonlocal logged
             progress(done, total)
-            if time.monotonic() - logged > LOGGED:
-                logged = time.monotonic()
-                logger.info("downloading %s: %s of %s", model, human(done), human(total))
+            log(done, total)
 
-        logger.info("downloading %s", model)
         found = download(model, most=self._settings.max_archive_size, progress=tell, stopped=self._closed.is_set)
         logger.info("%s is commit %s, downloaded in %.1f s", model, found.commit, time.monotonic() - begun)
         try:

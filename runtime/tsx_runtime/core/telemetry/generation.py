@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from itertools import accumulate
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from tsx_runtime.core.telemetry.histogram import SHOWN
+from tsx_runtime.core.telemetry.histogram import SHOWN, quantile
 from tsx_runtime.core.telemetry.version_stats import GENERATION, HandlerMetric, MetricKey
 
 TIMES = ("time_to_first_token_seconds", "time_per_output_token_seconds")
@@ -64,27 +63,13 @@ def generation_between(before: GenerationSnapshot | None, after: GenerationSnaps
     ttft, tpot = times
     prompt_tokens, tokens = (round(rate / seconds, 2) for rate in rates)
     return GenerationPoint(
-        quantile_within(ttft, 0.5),
-        quantile_within(ttft, 0.99),
-        quantile_within(tpot, 0.5),
-        quantile_within(tpot, 0.99),
+        quantile(ttft, 0.5, SHOWN),
+        quantile(ttft, 0.99, SHOWN),
+        quantile(tpot, 0.5, SHOWN),
+        quantile(tpot, 0.99, SHOWN),
         prompt_tokens,
         tokens,
         after.running,
         after.waiting,
         round(after.cache_use, 4),
     )
-
-
-def quantile_within(counts: Iterable[int], which: float) -> float | None:
-    """Of a histogram with the bounds SHOWN, evenly within a bucket, as histogram_quantile of Prometheus; beyond all bounds the last."""
-    found = list(counts)
-    total = sum(found)
-    if not total:
-        return None
-    rank, low = which * total, 0.0
-    for below, count, bound in zip(accumulate(found), found, SHOWN, strict=False):
-        if below >= rank:
-            return round(low + (bound - low) * (rank - below + count) / count, 6)
-        low = bound
-    return low

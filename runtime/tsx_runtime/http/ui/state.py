@@ -30,6 +30,7 @@ def describe(registry: Registry, series: TimeSeries, since: int, server: Mapping
     return {
         "server": {**server, "now": time.time(), "stopping": registry.stopping},
         "models": [describe_model(model, points, memory) for model in sorted(registry.models.values(), key=lambda model: model.name)],
+        "opening": [(path.name, *at) for path, at in list(registry.opening.items())],
         "newest": series.number,
     }
 

@@ -12,6 +12,7 @@ from tsx_archiver.metadata.huggingface import ADAPTERS, DIRECTORY, MANIFEST_KEY,
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.generation.generator import HuggingFaceGenerator
 from tsx_runtime.worker.generation.interface import GenerationEngine
+from tsx_runtime.worker.generation.load_progress import progress_in_log
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -98,7 +99,8 @@ def load_model(files: ModelFiles) -> Any:
     dtype: Any = DTYPES.get(files.config.dtype, "auto")
     device = torch.device("cpu") if files.gpu is None else torch.device("cuda", files.gpu)
     try:
-        model = AutoModelForCausalLM.from_pretrained(files.directory, dtype=dtype, local_files_only=True, trust_remote_code=files.trust)
+        with progress_in_log(files.directory):
+            model = AutoModelForCausalLM.from_pretrained(files.directory, dtype=dtype, local_files_only=True, trust_remote_code=files.trust)
     except UnpicklingError as error:
         raise LoadError(
             "The weights are a pickle that holds more than weights, so it is not read. Save the model again as safetensors."

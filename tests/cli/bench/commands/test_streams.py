@@ -44,7 +44,7 @@ def test_a_running_server_is_measured_in_tokens(served: Running, run: Run) -> No
     assert point.stream.goodput == pytest.approx(point.throughput.value)
     page = Path("out/report.html").read_text()
     assert "Time to first token and per output token" in page
-    assert "Goodput" in page
+    assert "answers that keep each bound" in page
     assert "## Streams of tokens" in Path("out/report.md").read_text()
     (row,) = csv.DictReader(Path("out/results.csv").read_text().splitlines())
     assert float(row["ttft_p99_ms"]) == pytest.approx(point.stream.ttft.p99_ms, rel=1e-3)
@@ -73,10 +73,12 @@ def test_bounds_of_streams_need_streams(served: Running, run: Run) -> None:
 @pytest.mark.slow
 def test_an_archive_is_measured_in_tokens(run: Run, tmp_path: Path) -> None:
     make_model(tmp_path / "talker.mar", TALKER, config=CONFIG)
-    words = ("--workers", 1, "--batch-sizes", 1, "--threads", 1, "--connections", 2, "--rounds", 1, "--duration", "0.2s", "--output", "out")
+    words = ("--workers", 1, "--connections", 2, "--rounds", 1, "--duration", "0.2s", "--output", "out")
     done = run("bench", "talker.mar", "--slo", "ttft.p99<20s", "--prompt-tokens", 8, "--max-tokens", 6, "--time-limit", "60s", *words)
     assert done.code == 0, done.out + done.err
     results = read_results(Path("out/results.json"))
+    assert not results.curves  # of batches, which it has none of
+    assert {trial.how().batch_size for trial in results.trials} == {1}
     assert results.inputs.source == "generated: 256 different prompts of 8 words"
     assert results.winner is not None
     point = results.trials[results.winner].chosen
@@ -84,3 +86,4 @@ def test_an_archive_is_measured_in_tokens(run: Run, tmp_path: Path) -> None:
     assert point.stream is not None
     assert point.stream.goodput is not None
     assert "tokens/s" in done.out
+    assert "TTFT p99" in done.err

@@ -128,6 +128,7 @@ def test_the_ranges_are_every_configuration_of_the_devices_that_are_there() -> N
     assert {each.threads for each in configurations(BenchOptions(), ModelConfig(threads=1), 16, 0)} == {None}, "the archive settles it"
     assert {each.threads for each in configurations(BenchOptions(), ModelConfig(), 16, 1)} == {None}
     assert {each.device for each in configurations(BenchOptions(), ModelConfig(device_type="cpu"), 6, 1)} == {"cpu"}
+    assert {each.batch_size for each in configurations(BenchOptions(), ModelConfig(), 6, 0, batches=False)} == {1}
     many = ",".join(map(str, range(1, 300)))
     with pytest.raises(UsageError, match="178802 configurations, more than 20000"):
         configurations(BenchOptions(batch_sizes=many, workers=many, compiled="off,on", threads="1"), ModelConfig(), 6, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.support.models import make_model
+from tsx_archiver import write_archive
+from tsx_archiver.pretrained import pretrained_spec
 from tsx_cli.bench.workload.inputs import choose_payloads
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.bench.workload.prompts import LONGEST, Lengths, parse_lengths, prompts
@@ -75,6 +78,13 @@ def test_a_model_that_chats_gets_prompts_unless_it_has_samples(tmp_path: Path) -
     payloads, source = choose_payloads(made)
     assert json.loads(payloads[0].body)["parameters"] == {"max_new_tokens": 64}
     assert source == "generated: 256 different prompts of lognormal:64,0.6 words"
+    (tmp_path / "llama").mkdir()
+    (tmp_path / "llama" / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "llama" / "model.safetensors").write_bytes(b"weights")
+    spec, _ = pretrained_spec(tmp_path / "llama", source="llama")
+    assert choose_payloads(write_archive(spec, tmp_path))[1] == source  # and not the one sample that tsx archive made
+    own = replace(spec, contents={"samples/own.json": b"{}"})
+    assert choose_payloads(write_archive(own, tmp_path, force=True))[1] == "samples/ of the archive"
     assert choose_payloads(None, prompt_tokens="3")[1] == "generated: 256 different prompts of 3 words"
     with pytest.raises(UsageError, match="--max-tokens is for generated prompts: give --prompt-tokens as well"):
         choose_payloads(made, max_tokens="3")

@@ -79,7 +79,7 @@ def test_an_image_is_built_and_its_container_runs_until_it_is_well(deploy: Deplo
     assert built == {"files": [".dockerignore", "Dockerfile", *LOCKS, "model.mar", deploy.wheel.name], "target": "server"}
     found = docker.state["containers"][name]
     assert found["Config"]["Labels"]["tsx.model"] == "digits/1.0"
-    assert "TSX_DEFAULTS=drain_timeout=25 disable_token_authorization=true" in found["Config"]["Env"]
+    assert "TSX_DEFAULTS=drain_timeout=25 default_startup_timeout=600 disable_token_authorization=true" in found["Config"]["Env"]
     assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}
     deploy.apply()
     assert len(docker.calls("run")) == len(docker.calls("build")) == 1

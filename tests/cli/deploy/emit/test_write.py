@@ -176,7 +176,7 @@ def test_manifests_hold_what_a_cluster_of_several_teams_asks_for() -> None:
     names = [each["name"] for each in container["env"]]
     assert names.index("REQUESTED_CPUS") < names.index("TSX_DEFAULTS")  # Kubernetes puts only what stands before into a value
     (defaults,) = [each["value"] for each in container["env"] if each["name"] == "TSX_DEFAULTS"]
-    assert defaults == "cpus=$(REQUESTED_CPUS) shutdown_delay=5 drain_timeout=50"
+    assert defaults == "cpus=$(REQUESTED_CPUS) shutdown_delay=5 drain_timeout=50 default_startup_timeout=600"
     assert sources["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"]] == ["4Gi", "1Gi"]
     rules = [
@@ -282,7 +282,7 @@ def test_an_image_without_a_registry_is_pointed_out(kind: str) -> None:
 
 def test_a_container_that_others_reach_asks_for_tokens() -> None:
     own = yaml.safe_load(emit("compose", spec("container"), FACTS, LOCAL).files["compose.yaml"])["services"]["digits"]
-    assert own["environment"] == {"TSX_DEFAULTS": "drain_timeout=25 disable_token_authorization=true"}
+    assert own["environment"] == {"TSX_DEFAULTS": "drain_timeout=25 default_startup_timeout=600 disable_token_authorization=true"}
     assert own["ports"] == ["127.0.0.1:8080:8080", "127.0.0.1:8082:8082"]
     assert (own["pids_limit"], own["logging"]["options"]) == (4096, {"max-size": "20m", "max-file": "5"})
     assert (own["healthcheck"]["start_interval"], own["stop_grace_period"]) == ("2s", "30s")
@@ -291,7 +291,7 @@ def test_a_container_that_others_reach_asks_for_tokens() -> None:
     theirs = yaml.safe_load(emit("compose", spec("container", container={"host": "0.0.0.0"}), FACTS, LOCAL).files["compose.yaml"])
     environment = theirs["services"]["digits"]["environment"]
     assert environment["TSX_INFERENCE_TOKEN"].startswith("${TSX_INFERENCE_TOKEN:?")
-    assert environment["TSX_DEFAULTS"] == "drain_timeout=25"
+    assert environment["TSX_DEFAULTS"] == "drain_timeout=25 default_startup_timeout=600"
     words = run_words(spec("container", container={"host": "0.0.0.0"}), "image", name="digits", labels={})
     assert words[words.index("TSX_INFERENCE_TOKEN") - 1] == "--env"  # its value is in no list of processes
 

@@ -13,8 +13,11 @@ from tests.support.deploying import HANDLER, IMAGE, ROLE, Deploy, actions
 from tests.support.models import make_model
 from tests.support.platforms.aws import Account, Course
 from tsx_cli.deploy.commands import locations
+from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.engine import engine
+from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.sagemaker import kinds as sagemaker_kinds
+from tsx_cli.deploy.sagemaker.resources import model_properties
 
 pytestmark = pytest.mark.slow
 
@@ -322,3 +325,11 @@ def test_an_asynchronous_endpoint_scales_by_its_backlog_and_down_to_nothing(depl
         "ApproximateBacklogSizePerInstance", [{"Name": "EndpointName", "Value": "digits"}]
     )  # fmt: skip
     deploy.plan("--set", "sagemaker.asynchronous.output=s3://answers/x", "--set", "sagemaker.autoscaling.min=0", code=0)
+
+
+def test_the_server_waits_for_its_model_as_long_as_sagemaker_does() -> None:
+    facts = Facts(Path("m.mar"), "", "m", "1.0", "image", "", "")
+    for timeout, variables in (("10m", {}), ("1h", {"TSX_DEFAULTS": "default_startup_timeout=3600"})):
+        spec = read_spec(None, {"name": "m", "target": "sagemaker", "model": "m.mar", "sagemaker": {"startup_timeout": timeout}})
+        made = model_properties(spec, facts, "s3://bucket/model.tar.gz")["PrimaryContainer"]["Environment"]
+        assert made == {"TSX_TARGET": "sagemaker"} | variables

@@ -7,7 +7,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -106,6 +105,9 @@ def test_the_server_answers_while_it_downloads(
             assert hub.asked.wait(30)
             assert server.inference.get("/ping").status_code == 200
             assert server.management.get("/models").json() == {"models": []}
+            until(lambda: server.management.get("/ui/api/state").json()["opening"])
+            ((name, step, done, total),) = server.management.get("/ui/api/state").json()["opening"]
+            assert (name, step, done < total) == ("tiny", "downloading", True)
         finally:
             hub.go_on.set()
         assert registering.result(60).status_code == 200
@@ -113,21 +115,4 @@ def test_the_server_answers_while_it_downloads(
     assert f"hf:org/tiny is commit {hub.repos['org/tiny'].refs['main']}, downloaded in" in caplog.text
     assert "modeling_own.py is code of the model's author" in caplog.text
     assert server.registry.opening == {}
-    server.call(lambda: server.registry.unregister("tiny"))
-
-
-def test_progress_is_there_for_the_start(served: tuple[RunningServer, Hub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server, hub = served
-    hub.repos["org/tiny"].commit({**FILES, "vocab.txt": os.urandom(1000)})
-    seen: list[tuple[str, str, int, int]] = []
-
-    class Watched(dict):  # type: ignore[type-arg]  # what `registry.opening` is
-        def __setitem__(self, path: Path, at: tuple[str, int, int]) -> None:
-            seen.append((path.name, *at))
-            super().__setitem__(path, at)
-
-    monkeypatch.setattr(server.registry._registrar, "opening", Watched())
-    assert register(server, "hf:org/tiny").status_code == 200
-    name, step, so_far, total = seen[-1]
-    assert (name, step, so_far) == ("tiny", "downloading", total)
     server.call(lambda: server.registry.unregister("tiny"))

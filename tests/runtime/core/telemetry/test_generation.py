@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.core.telemetry.generation import GenerationPoint, generation_between, quantile_within, read_generation
-from tsx_runtime.core.telemetry.histogram import SHOWN
+from tsx_runtime.core.telemetry.generation import GenerationPoint, generation_between, read_generation
 from tsx_runtime.core.telemetry.version_stats import Stats
 
 
@@ -56,14 +55,3 @@ def test_each_worker_has_an_engine() -> None:
     found = read_generation(stats.handler_metrics)
     assert found is not None
     assert (found.running, found.waiting, found.cache_use) == (5, 0, 0.3)
-
-
-@pytest.mark.parametrize(
-    ("values", "which", "found"), [([0.004], 0.5, 0.00375), ([150.0], 0.99, 100.0), ([0.3, 0.3, 0.6], 0.5, 0.4375), ([], 0.5, None)]
-)
-def test_a_quantile_lies_evenly_in_its_bucket(values: list[float], which: float, found: float | None) -> None:
-    stats = Stats()
-    for value in values:
-        report(stats, "time_per_output_token_seconds", "histogram", value)
-    counts = next((metric.buckets for metric in stats.handler_metrics.values()), [0] * (len(SHOWN) + 1))
-    assert quantile_within(counts, which) == (None if found is None else pytest.approx(found))

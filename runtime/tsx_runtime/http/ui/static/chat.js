@@ -36,9 +36,10 @@ export function chatPanel(name) {
   const stops = h("textarea", { rows: "2", spellcheck: "false", class: "code" });
   const numbers = PARAMETERS.map(([key, label, limits, hint]) => ({ key, input: h("input", { type: "number", ...limits }), label, hint }));
   const lines = h("div", { class: "lines" });
-  const ofAdapters = field("Adapter", adapters), ofSystem = field("System prompt", system);
+  const ofAdapters = field("Adapter", adapters), ofSystem = field("System prompt", system), title = h("h2", {});
   let running = null, known = "", served = null;
   const isChat = () => mode.value === "chat/completions";
+  const arrange = () => { show(ofSystem, isChat()); say(title, mode.selectedOptions[0].textContent); };
 
   /** The request, with `said` as what comes next. */
   const request = (said) => {
@@ -119,11 +120,11 @@ export function chatPanel(name) {
 
   const form = h("form", { onsubmit: run }, field("Message", draft), problem, h("div", { class: "row" }, submit, stop, clear, h("span", { class: "quiet" }, "Ctrl + Enter sends as well")));
   form.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.requestSubmit());
-  const settings = h("section", { class: "card", "aria-label": "Settings", onchange: () => { show(ofSystem, isChat()); code(); } }, h("h2", {}, "Settings"),
+  const settings = h("section", { class: "card", "aria-label": "Settings", onchange: () => { arrange(); code(); } }, h("h2", {}, "Settings"),
     h("div", { class: "fields" }, field("Version", versions), ofAdapters, field("Task", mode), h("div", { class: "whole" }, ofSystem), numbers.map(({ label, input, hint }) => field(label, input, hint)), h("div", { class: "whole" }, field("Stop", stops, "the answer ends before any of these, one per line"))), lines);
   const state = chip();
   return {
-    node: h("div", { class: "halves" }, h("section", { class: "card", "aria-label": "Chat" }, h("div", { class: "row" }, h("h2", {}, "Chat"), state.node), log, form), settings),
+    node: h("div", { class: "halves" }, h("section", { class: "card", "aria-label": "Chat" }, h("div", { class: "row" }, title, state.node), log, form), settings),
     update(model) {
       const able = model.versions.filter(generates);
       const labels = Object.entries(model.labels).filter(([, version]) => able.some((each) => each.version === version)).map(([label]) => label);
@@ -133,12 +134,13 @@ export function chatPanel(name) {
       const own = now?.huggingface ?? {};
       const key = JSON.stringify([able.map(({ version }) => version), labels, served, own]);
       if (key === known) return;
-      if (!known && now?.input !== "chat" && !own.chat) mode.value = "completions"; // it has no chat template
+      mode.options[0].disabled = now?.input !== "chat" && !own.chat; // it has no chat template
+      if (mode.options[0].disabled) mode.value = "completions";
       known = key;
       choose(versions, [["", `default (${served})`], ...[...able.map(({ version }) => version), ...labels].map((each) => [each, each])]);
       choose(adapters, [["", "none"], ...(own.adapters ?? []).map((each) => [each, each])]);
       show(ofAdapters, own.adapters?.length);
-      show(ofSystem, isChat());
+      arrange();
       draw();
       code();
     },

@@ -6,7 +6,7 @@ import { formDialog } from "./dialog.js";
 import { cells, field, h, keyed, liveTable, say, show } from "./dom.js";
 import { emptyPage } from "./empty.js";
 import { chip, errorShare, shareText, memoryText, pointsOfModel, recent, recentShare, spanOf, stateOf, stateTiles, together, workersOf, workersText } from "./figures.js";
-import { duration, number } from "./format.js";
+import { bytes, duration, number } from "./format.js";
 import { live } from "./live.js";
 
 const FEW = 10; // models that are seen at a glance
@@ -35,7 +35,8 @@ export function modelsView() {
     const all = together(served.map(pointsOfModel));
     const span = spanOf([all]);
     const { workers, ready } = workersOf(versions);
-    say(about, served.length ? `${served.length} served · ${ready} of ${workers.length} workers ready` : "");
+    const opening = live.state.opening.map(([archive, step, done, total]) => `${archive}: ${step} ${bytes(done)} of ${bytes(total)}`);
+    say(about, [served.length && `${served.length} served`, served.length && `${ready} of ${workers.length} workers ready`, ...opening].filter(Boolean).join(" · "));
     for (const each of [tiles.node, models, charts]) show(each, served.length);
     show(add, server.modelApi);
     empty.update(!served.length);

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import torch
 from tsx_archiver.metadata.huggingface import DIRECTORY
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY as KEY
 from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.generation.load_progress import progress_in_log
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.huggingface.adapters import Adapters
 from tsx_runtime.worker.handlers.huggingface.batches import Budget, budget_of
@@ -29,7 +29,6 @@ AUTO = {  # tasks that transformers has no pipeline for, or whose pipeline is no
     "text2text-generation": "AutoModelForSeq2SeqLM",
     "translation": "AutoModelForSeq2SeqLM",
 }
-EVERY = 5.0  # seconds between two lines about the progress of loading
 
 logger = logging.getLogger("tsx.worker")
 
@@ -64,7 +63,7 @@ def load(context: Context, device: torch.device) -> Loaded:
     dtype = _dtype(said.get("dtype") or context.model_yaml_config.get("precision") or "auto")
     trusted = bool(context.system_properties.get("trust_remote_code"))
     began = time.monotonic()
-    with _progress(directory):
+    with progress_in_log(directory):
         model, tokenizer, pipeline = _from_directory(task, directory, device, dtype, trusted)
     if dtype == "auto" and device.type == "cpu" and model.dtype == torch.float16:
         model.float()  # on a CPU half precision is many times as slow
@@ -131,49 +130,3 @@ def _prepare(tokenizer: Any, model: Any) -> None:
         tokenizer.pad_token = tokenizer.eos_token
     if getattr(model.config, "pad_token_id", None) is None and tokenizer.pad_token is not None:
         model.config.pad_token_id = tokenizer.pad_token_id
-
-
-class _ProgressLines:
-    """What transformers shows a progress bar with: it writes lines to the log."""
-
-    def __init__(self, iterable: Any = None, total: int | None = None, desc: str = "", **_: Any) -> None:
-        self._iterable = iterable
-        self._total = total if total is not None or iterable is None else len(iterable)
-        self._what = desc or "loading"
-        self._done = 0
-        self._next = time.monotonic() + EVERY
-
-    def __iter__(self) -> Iterator[Any]:
-        for each in self._iterable:
-            yield each
-            self.update()
-
-    def __enter__(self) -> _ProgressLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def update(self, count: int = 1) -> None:
-        self._done += count
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + EVERY
-            logger.info("%s: %s of %s", self._what, self._done, self._total)
-
-    def __getattr__(self, name: str) -> Any:  # the many others of tqdm
-        return lambda *_, **__: None
-
-
-@contextmanager
-def _progress(directory: Path) -> Iterator[None]:
-    try:
-        from transformers.utils import logging as bars  # an extra
-    except ModuleNotFoundError as error:
-        raise LoadError("Hugging Face models are loaded by transformers: pip install 'tsx-serve[transformers]'") from error
-    files = [path for path in directory.iterdir() if path.suffix in (".safetensors", ".bin")]
-    logger.info("loading %d file(s) of weights, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
-    before = bars.set_tqdm_hook(lambda _, args, options: _ProgressLines(*args, **options))
-    try:
-        yield
-    finally:
-        bars.set_tqdm_hook(before)

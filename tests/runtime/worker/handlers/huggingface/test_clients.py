@@ -22,6 +22,7 @@ from tests.runtime.worker.handlers.huggingface.conftest import Answer, Served, n
 from tests.runtime.worker.handlers.huggingface.test_texts import mixed
 from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS, image, sound
+from tests.support.language_models import tiny_llama
 from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.exceptions import LoadError
@@ -177,16 +178,24 @@ def test_a_worker_of_a_packed_model_fetches_nothing(
     with pytest.raises(LoadError):
         model_loading.load_model(order)
     assert os.environ.get("HF_HUB_OFFLINE") == offline
+    (tmp_path / "config.json").write_text('{"auto_map": {"AutoModel": "org/other--modeling.Own"}}')
+    elsewhere = "code is in another repository: org/other--modeling.Own of config.json. It is not run"
+    with pytest.raises(LoadError, match=elsewhere if trusted else "here"):
+        model_loading.load_model(order)
 
 
 def test_loading_is_told_in_lines_of_the_log(model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.loading.EVERY", 0.0)
+    monkeypatch.setattr("tsx_runtime.worker.generation.load_progress.EVERY", 0.0)
     with caplog.at_level("INFO", "tsx.worker"):
         start(huggingface_models.model("bert-classification", model_root), "text-classification", tmp_path)
     lines = [record.getMessage() for record in caplog.records if record.name == "tsx.worker"]
     assert lines[0].startswith("loading 1 file(s) of weights, 0.")
     assert any(line.startswith("Loading weights: 20 of ") for line in lines)
     assert any(line.startswith("warm: the first request took") for line in lines)
+    caplog.clear()
+    with caplog.at_level("INFO", "tsx.worker"):
+        generation.load_model(generation.ModelFiles(tiny_llama(tmp_path / "llama"), {}, HuggingFaceConfig(), None, False))
+    assert "Loading weights: 10 of 20" in caplog.text
 
 
 @pytest.fixture(scope="module")
