@@ -20,7 +20,6 @@ from tests.runtime.conftest import DEADLINE, RunningServer
 from tests.support.certificates import make_certificate
 from tsx_archiver import ArchiveSpec
 from tsx_runtime.http.asgi_lane.websockets import EventData, _as_request
-from tsx_runtime.http.websocket import support
 from tsx_runtime.testing import serve
 
 # Streams `count` pieces of `size` bytes, counts them in a file, or answers with server-sent events.
@@ -378,7 +377,7 @@ def test_a_handshake_that_is_none_is_refused(server: RunningServer, line: str) -
 
 
 def test_a_token_has_no_line_ends() -> None:
-    request = _as_request({"headers": [], "subprotocols": ["tsx.token.a%0D%0Aexplain:%20True"]})
+    request = _as_request({"headers": [(b"sec-websocket-protocol", b"tsx.v1, tsx.token.a%0D%0Aexplain:%20True")]})
     assert request["headers"] == [(b"authorization", b"Bearer a explain: True")]
 
 
@@ -388,15 +387,3 @@ def test_event_data_comes_out_of_pieces_wherever_they_are_cut() -> None:
         events = EventData()
         found = [data for at in range(0, len(text), size) for data in events.feed(text[at : at + size])]
         assert [*found, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
-
-
-def test_a_version_of_uvicorn_without_the_protocol_answers_no_websocket(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(support, "WEBSOCKETS_NEED", {"WebSocketsSansIOProtocol": ("no_such_part",), "Gone": ()})
-    support.websocket_connection.cache_clear()
-    try:
-        assert support.websocket_connection() is None
-        assert "lacks WebSocketsSansIOProtocol.no_such_part, Gone" in caplog.text
-    finally:
-        support.websocket_connection.cache_clear()
