@@ -31,8 +31,8 @@ SUBPROTOCOL = "tsx.v1"
 INVALID, TOO_SLOW, FAILED, RESTART, TRY_AGAIN = 1007, 1008, 1011, 1012, 1013  # close codes (RFC 6455, and IANA's registry of them)
 LONGEST_REASON = 120  # bytes, of a control frame's 125
 AHEAD = 64 << 10  # bytes that a client may send ahead of the message that it waits for before it is no longer read from
-MOST_WAITING = 64  # messages, for the same, and as many more as are in
-SLICE = 4096  # bytes that are parsed at once
+OVERHEAD = 1024  # bytes that a message counts for besides its own
+SLICE = 4096  # bytes that are parsed at once: so many empty messages may go beyond that
 SILENCE = 20  # seconds after which a client gets a ping, and after as many again without a word is gone
 
 logger = logging.getLogger("tsx.http")
@@ -41,8 +41,6 @@ logger = logging.getLogger("tsx.http")
 class WebSocketConnection(asyncio.Protocol):
     """Reads ahead, within bounds, so that it notices a client that leaves. Bytes that wait, to be read here or by the client, count
     against `max_inflight_bytes`."""
-
-    transport: asyncio.Transport
 
     def __init__(
         self,
@@ -72,8 +70,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._waiting = 0  # bytes of them
         self._news, self._left, self._writable = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._writable.set()
-        self._refusal: Message = {}
-        self._paused = self._idle = self._leaving = False
+        self._paused = self._leaving = False
         self._ticks = 0  # seconds since the incomplete message began
         self._silence = 0  # seconds in which nothing has come
         self._unsent = self._stuck = 0  # bytes that the client had not taken at the last tick, and for how many ticks it takes none
@@ -105,7 +102,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._silence = 0
         self._ahead += data
         try:
-            self._counted.grow_to(len(self._ahead) + self._partial + self._waiting)
+            self._counted.grow_to(self._held)
         except NoRoom as error:
             self._fail(TRY_AGAIN, error.message)
         else:
@@ -167,7 +164,7 @@ class WebSocketConnection(asyncio.Protocol):
         if self._left.is_set() or self._leaving:
             return {"type": "websocket.disconnect"}
         message = self._messages.popleft()
-        self._waiting -= len(message)
+        self._waiting -= len(message) + OVERHEAD
         self._counted.give_back()
         self._parse()
         return {"type": "websocket.receive", "text" if isinstance(message, str) else "bytes": message}
@@ -180,12 +177,10 @@ class WebSocketConnection(asyncio.Protocol):
         try:
             if message["type"] == "websocket.accept":
                 self._protocol.send_response(cast("Response", self._response))
-            elif message["type"] == "websocket.http.response.start":
-                self._refusal = message
-            elif message["type"] == "websocket.http.response.body":
-                status, pairs = self._refusal["status"], self._refusal["headers"]
-                headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in pairs])
-                self._protocol.send_response(Response(status, HTTPStatus(status).phrase, headers, message["body"]))
+            elif message["type"] == "websocket.refuse":
+                headers = Headers([(name.decode("latin-1"), value.decode("latin-1")) for name, value in message["headers"]])
+                status = HTTPStatus(message["status"])
+                self._protocol.send_response(Response(status, status.phrase, headers, message["body"]))
             elif "bytes" in message:
                 self._protocol.send_binary(message["bytes"])
             else:
@@ -196,10 +191,19 @@ class WebSocketConnection(asyncio.Protocol):
 
     # The protocol
 
+    @property
+    def _held(self) -> int:
+        """Bytes that have come, and that the application has not got."""
+        return len(self._ahead) + self._partial + self._waiting
+
+    @property
+    def _has_enough(self) -> bool:
+        return bool(self._messages) and self._held > AHEAD
+
     def _parse(self) -> None:
         """Parse what has come, until enough messages wait; then the client is not read from."""
         ahead, protocol = self._ahead, self._protocol
-        while ahead and len(self._messages) < MOST_WAITING:
+        while ahead and not self._has_enough:
             piece = bytes(memoryview(ahead)[:SLICE])
             del ahead[:SLICE]
             protocol.receive_data(piece)
@@ -208,10 +212,9 @@ class WebSocketConnection(asyncio.Protocol):
                 self._add(frame)
             self._partial = len(self._message) if frames else self._partial + len(piece)
         self._write()
-        has_enough = len(self._messages) >= MOST_WAITING or (bool(self._messages) and len(ahead) + self._partial + self._waiting > AHEAD)
-        if has_enough is not self._paused and not self.transport.is_closing():
-            self._paused = has_enough
-            (self.transport.pause_reading if has_enough else self.transport.resume_reading)()
+        if self._has_enough is not self._paused and not self.transport.is_closing():
+            self._paused = not self._paused
+            (self.transport.pause_reading if self._paused else self.transport.resume_reading)()
 
     def _add(self, frame: Frame) -> None:
         if frame.opcode is Opcode.CLOSE:
@@ -228,7 +231,7 @@ class WebSocketConnection(asyncio.Protocol):
             except UnicodeDecodeError:
                 self._fail(INVALID, "The text is not UTF-8.")
                 return
-            self._waiting += len(self._messages[-1])
+            self._waiting += len(self._messages[-1]) + OVERHEAD
             self._message.clear()
             self._ticks = 0
             self._news.set()

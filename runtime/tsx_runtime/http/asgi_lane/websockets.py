@@ -29,15 +29,7 @@ TOKEN = b"tsx.token."
 JSON_BRACKETS = (("{", "}"), ("[", "]"))
 LONGEST_ERROR = 64 << 10  # bytes of an error JSON that becomes part of the end
 INTERRUPTED = {"code": 500, "type": "InternalServerException", "message": "The answer was interrupted; the server's log says why."}
-_NOT_OF_MESSAGES = (
-    b"connection",
-    b"upgrade",
-    b"content-length",
-    b"transfer-encoding",
-    b"expect",
-    b"access-control-request",
-    b"sec-websocket-",
-)
+_NOT_OF_MESSAGES = (b"connection", b"upgrade", b"content-length", b"sec-websocket-")
 _NOT_TOLD = {b"x-request-id", b"content-length", b"connection", *(name for name, _ in NO_CACHE)}  # of an answer
 
 
@@ -53,8 +45,7 @@ async def converse(
         status, headers, body = errors.fault(error, scope["path"])
         predictions.counts.add(status)
         pairs = [(b"x-request-id", request_id_of(scope)), *headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-        await send_refusal({"type": "websocket.http.response.start", "status": status, "headers": pairs})
-        await send_refusal({"type": "websocket.http.response.body", "body": body})
+        await send_refusal({"type": "websocket.refuse", "status": status, "headers": pairs, "body": body})
         return
     await send({"type": "websocket.accept"})
     while (message := await receive())["type"] == "websocket.receive":
