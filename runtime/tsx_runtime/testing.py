@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from anyio.from_thread import start_blocking_portal
 
@@ -84,7 +84,7 @@ def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
         with start_blocking_portal("asyncio", {"use_uvloop": sys.platform != "win32"}) as portal:
             ended = portal.start_task_soon(serve_async, loaded, starts, ready.set_result, ServeOptions(stopping=stopping), ())
             try:
-                wait([ready, ended], return_when=FIRST_COMPLETED)
+                wait(cast("list[Future[Any]]", [ready, ended]), return_when=FIRST_COMPLETED)
                 if not ready.done():
                     ended.result()
                 server = ServerUnderTest(loaded, ready.result().addresses)

@@ -79,8 +79,7 @@ class WebSocketConnection(asyncio.Protocol):
         self.transport = transport
         transport.set_protocol(self)
         self._connections.add(cast("Any", self))
-        scope |= {"type": "websocket", CLIENT_LEFT: self._left}
-        task = asyncio.get_running_loop().create_task(self._run(app, scope))
+        task = asyncio.get_running_loop().create_task(self._run(app, {**scope, "type": "websocket", CLIENT_LEFT: self._left}))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
