@@ -186,6 +186,15 @@ def test_no_server_is_an_error_that_names_the_address() -> None:
         with client, pytest.raises(ConnectionFailed, match=r"No server answers at http://127\.0\.0\.1:9") as caught:
             client.predict("m", b"x")
         assert caught.value.before_request
+    with pytest.raises(ClientError, match="begins with neither http:// nor https://"):
+        Client("127.0.0.1:9")
+
+
+def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tsx_client.grpc")
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(ImportError, match=r"pip install 'tsx-client\[grpc\]'"):
+        Client(grpc="127.0.0.1:9")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,8 @@ SLICE = 4096  # bytes that are parsed at once: so many empty messages may go bey
 SILENCE = 20  # seconds after which a client gets a ping, and after as many again without a word is gone
 
 logger = logging.getLogger("tsx.http")
+quiet = logging.getLogger("tsx.http.websocket")  # the package's own, which tells of each connection
+quiet.setLevel(logging.WARNING)
 
 
 class WebSocketConnection(asyncio.Protocol):
@@ -53,7 +55,7 @@ class WebSocketConnection(asyncio.Protocol):
     ) -> None:
         """`head`: the request that asks for it; BadRequest where it is no handshake. `times`: `body_timeout`, `body_min_rate` and
         `write_timeout`. `on_lost` ends the connection that this one was made of."""
-        self._protocol = ServerProtocol(max_size=max_size, select_subprotocol=_choose, logger=logger)
+        self._protocol = ServerProtocol(max_size=max_size, select_subprotocol=_choose, logger=quiet)
         self._protocol.receive_data(head)
         events = self._protocol.events_received()
         self._response = self._protocol.accept(cast("Request", events[0])) if events else None

@@ -20,6 +20,8 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
+from tsx_client.errors import extra
+
 FileInput: TypeAlias = "bytes | str | os.PathLike[str] | IO[bytes] | Any"  # Any: an image of PIL
 HEAD_LENGTH = "inference-header-content-length"  # of the protocol: bytes of JSON before those of the tensors
 DTYPES = {"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
@@ -142,8 +144,7 @@ def _tensors(inputs: Mapping[str, Any], signature: Signature) -> Content:
 
 
 def _as_bytes(value: Any, wanted: str | None) -> tuple[str, list[int], bytes]:
-    import numpy as np  # here: an extra, which whoever has an array has
-
+    np = extra("numpy", "tsx-client[numpy]")
     array = np.asarray(value)
     if wanted in DTYPES and np.can_cast(array.dtype, DTYPES[wanted], "same_kind"):
         array = array.astype(DTYPES[wanted], copy=False)
@@ -158,8 +159,7 @@ def _shape(value: Any) -> list[int]:
 
 
 def _outputs(answer: Mapping[str, Any], raw: bytes) -> dict[str, Any]:
-    import numpy as np  # here, as above: only a request of arrays is answered so
-
+    np = extra("numpy", "tsx-client[numpy]")
     found: dict[str, Any] = {}
     for each in answer["outputs"]:
         size, dtype, data = (each.get("parameters") or {}).get("binary_data_size"), DTYPES.get(each["datatype"]), each.get("data")

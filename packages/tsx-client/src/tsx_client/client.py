@@ -19,7 +19,7 @@ import anyio
 import httpx
 
 from tsx_client.bodies import Content, Signature, decode, encode
-from tsx_client.errors import StreamInterrupted
+from tsx_client.errors import ClientError, StreamInterrupted, extra
 from tsx_client.exchange import Deadline, Retry, exchange
 from tsx_client.streams import Piece, Pieces
 
@@ -84,6 +84,8 @@ class Core:
         `trace`: begin a trace with each call that is in none. `verify`: an `ssl.SSLContext` in place of what this machine trusts.
         `grpc`: HOST:PORT, for predictions that are no tensors (`tsx-client[grpc]`). `transport`: one of httpx, in place of a network.
         """
+        if not url.startswith(("http://", "https://")):
+            raise ClientError(f"The address {url!r} begins with neither http:// nor https://.")
         self.url = url.rstrip("/")
         self.token = os.environ.get("TSX_INFERENCE_TOKEN") if token is None else token
         self.timeout, self.retry, self.trace = timeout, retry or Retry(), trace
@@ -94,14 +96,11 @@ class Core:
         http = kind(base_url=self.url, headers=headers, timeout=None, verify=verify, transport=transport)
         self._http: Any = http if self._is_async else _Blocking(http)
         if grpc is not None:
-            from tsx_client.grpc import GrpcCalls  # here: an extra
-
-            self._http = GrpcCalls(grpc, self._http, self.url, verify, is_async=self._is_async)
+            self._http = extra("tsx_client.grpc", "tsx-client[grpc]").GrpcCalls(grpc, self._http, self.url, verify, is_async=self._is_async)
 
     def openai(self, **options: Any) -> Any:
         """The package `openai`'s client of the same kind, for chat and embeddings."""
-        import openai  # here: most programs need none
-
+        openai = extra("openai", "openai")
         kind = openai.AsyncOpenAI if self._is_async else openai.OpenAI
         return kind(base_url=f"{self.url}/v1", api_key=self.token or "none", **options)
 

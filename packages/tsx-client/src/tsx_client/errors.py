@@ -17,7 +17,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from importlib import import_module
 from time import time
+from typing import Any
 
 
 class ClientError(Exception): ...
@@ -63,6 +65,14 @@ class Overloaded(RequestFailed): ...
 
 
 class ServerError(RequestFailed): ...
+
+
+def extra(module: str, install: str) -> Any:
+    """A module that few programs need."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{error}. Install it: pip install '{install}'") from error
 
 
 def failure(status: int, headers: Mapping[str, str], body: bytes) -> RequestFailed:

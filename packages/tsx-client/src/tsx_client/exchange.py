@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from math import ceil
 
 import httpx
 
@@ -65,12 +66,14 @@ async def exchange(
         attempt += 1
         request, left, cause = new_request(), deadline.left(), None
         if left is not None:
-            request.headers["x-tsx-timeout-ms"] = str(min(max(1, int(left * 1000)), LONGEST))
+            request.headers["x-tsx-timeout-ms"] = str(min(ceil(left * 1000), LONGEST))  # not before `deadline` has passed
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), left)
         try:
             response = await send(request)
             if response.is_success:
                 return response
+            if response.status_code in (503, 504):
+                deadline.left()  # maybe these are the server's words for that
             error: ClientError = failure(response.status_code, response.headers, await response.aread())
         except httpx.HTTPError as failed:
             error, cause = _error(failed, request, deadline), failed

@@ -124,5 +124,7 @@ def _failure(error: Any, request: httpx.Request) -> httpx.Response:
             raise (httpx.ConnectError if _NOT_SENT.search(why) else httpx.ReadError)(why, request=request)
     type = kind.rpartition(".")[2]
     status = 404 if type.endswith("NotFoundException") else STATUSES.get(code, 500)  # TorchServe's own status is INTERNAL
+    if type == "ServiceUnavailableException":
+        status = 503
     body = json.dumps({"code": status, "type": type, "message": message or kind})
     return httpx.Response(status, headers=_headers(error.trailing_metadata()), content=body, request=request)
