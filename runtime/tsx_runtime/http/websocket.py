@@ -60,7 +60,8 @@ class WebSocketConnection(asyncio.Protocol):
         events = self._protocol.events_received()
         self._response = self._protocol.accept(cast("Request", events[0])) if events else None
         if self._response is None or self._response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-            raise BadRequest(f"This is no handshake of a WebSocket: {self._protocol.handshake_exc or 'it is not complete'}.")
+            error = self._protocol.handshake_exc
+            raise BadRequest(f"This is no handshake of a WebSocket: {error and (error.__cause__ or error)}.")
         self._connections, self._tasks = server_state.connections, server_state.tasks
         self._budget, self._times, self._on_lost = bytes_in_flight, times, on_lost
         self._counted = CountedBytes(bytes_in_flight)
