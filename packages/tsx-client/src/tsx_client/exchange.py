@@ -72,9 +72,10 @@ async def exchange(
             response = await send(request)
             if response.is_success:
                 return response
+            body = await response.aread()
             if response.status_code in (503, 504):
                 deadline.left()  # maybe these are the server's words for that
-            error: ClientError = failure(response.status_code, response.headers, await response.aread())
+            error: ClientError = failure(response.status_code, response.headers, body)
         except httpx.HTTPError as failed:
             error, cause = _error(failed, request, deadline), failed
         wait = retry.wait(error, attempt)
