@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -29,6 +30,7 @@ from tsx_runtime.testing import serve
 
 # Streams `count` pieces of `size` bytes, counts them in a file, or answers with server-sent events.
 PIECES = """
+import time
 from pathlib import Path
 from ts.handler_utils.utils import send_intermediate_predict_response
 
@@ -52,6 +54,7 @@ def stream(index, order, context):
         return "data: [DONE]\\n\\n"
     for number in range(order["count"]):
         send(bytes(order["size"]))
+        time.sleep(order.get("pause", 0))
         Path(order["file"]).write_text(str(number + 1))
     return b"end"
 """
@@ -317,6 +320,19 @@ def test_events_that_break_off_end_with_an_error_and_its_status(streaming: str) 
             pieces, end = ask(socket, '{"events": "broken"}')
             assert (pieces[0], end["status"]) == (b'{"a": 1}', 500)
             assert "no more" in end["error"]["message"]
+
+
+def test_a_client_that_leaves_amid_an_answer_is_no_warning(
+    streaming: str, tmp_path: Path, until: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        with over_tls(streaming) as client:
+            client.send(json.dumps({"count": 1_000, "size": 1, "pause": 0.05, "file": str(tmp_path / "count")}))
+            client.recv(DEADLINE)
+        until(lambda: "all clients of its batch have disconnected" in caplog.text)
+        with over_tls(streaming) as client:
+            assert ask(client, '{"events": true}')[1]["status"] == 200
+    assert "its stream was interrupted" not in caplog.text
 
 
 def test_a_client_that_does_not_read_holds_the_handler(streaming: str, tmp_path: Path, until: Callable[..., None]) -> None:
