@@ -9,24 +9,24 @@ def test_it_finds_a_city():
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
+import sys
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from anyio.from_thread import start_blocking_portal
 
 from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
-from tsx_runtime.targets.server.server import RunningServer, ServeOptions, StopEvents
-from tsx_runtime.targets.server.server import serve as run_server
+from tsx_runtime.targets.server.server import RunningServer, ServeOptions, StopEvents, serve_async
 from tsx_runtime.targets.server.startup import start_model
 
 if TYPE_CHECKING:
@@ -80,30 +80,23 @@ def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
         usual |= {"enable_grpc": False, "grpc_inference_port": 0, "grpc_management_port": 0, "state_dir": Path(own, "state")}
         loaded, _ = load_settings(usual | settings, {})
         starts = [start_model(_archive(model, Path(own, "models"))) for model in models]
-        ready: Future[tuple[RunningServer, asyncio.AbstractEventLoop]] = Future()
-        stopping = StopEvents()
-        options = ServeOptions(stopping=stopping)
-
-        def run() -> None:
+        stopping, ready = StopEvents(), Future[RunningServer]()
+        with start_blocking_portal("asyncio", {"use_uvloop": sys.platform != "win32"}) as portal:
+            ended = portal.start_task_soon(serve_async, loaded, starts, ready.set_result, ServeOptions(stopping=stopping), ())
             try:
-                run_server(loaded, starts, lambda server: ready.set_result((server, asyncio.get_running_loop())), options)
-            except BaseException as error:  # the boundary of the thread: raised in the test, unless the server ran
-                if ready.done():
-                    raise
-                ready.set_exception(error)
-
-        thread = threading.Thread(target=run, name="tsx server", daemon=True)
-        thread.start()
-        running, loop = ready.result()
-        server = ServerUnderTest(loaded, running.addresses)
-        try:
-            yield server
-        finally:
-            for client in server._clients:
-                client.close()
-            for event in (stopping.hurry, stopping.asked):
-                loop.call_soon_threadsafe(event.set)
-            thread.join()
+                wait(cast("list[Future[Any]]", [ready, ended]), return_when=FIRST_COMPLETED)
+                if not ready.done():
+                    ended.result()
+                server = ServerUnderTest(loaded, ready.result().addresses)
+                try:
+                    yield server
+                finally:
+                    for client in server._clients:
+                        client.close()
+            finally:  # of a start as well that is interrupted
+                for event in (stopping.hurry, stopping.asked):
+                    portal.call(event.set)
+                wait([ended])
 
 
 def _archive(model: Servable, directory: Path) -> Path:

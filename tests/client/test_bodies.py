@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tsx_client import Event, Signature
-from tsx_client.bodies import HEAD_LENGTH, Content, decode, encode
+from tsx_client import Event, StreamInterrupted
+from tsx_client.bodies import HEAD_LENGTH, Content, Signature, decode, encode
 from tsx_client.streams import Pieces
 
 IMAGE = Signature("image")
@@ -23,23 +23,23 @@ def test_a_value_is_the_body_and_its_type_says_what_it_is(tmp_path: Path) -> Non
     file = tmp_path / "7.png"
     file.write_bytes(b"png")
     unknown = Signature()
-    assert encode(unknown, b"x", {}) == Content(b"x", "application/octet-stream")
-    assert encode(unknown, "text", {}) == Content(b"text", "text/plain; charset=utf-8")
-    assert encode(unknown, {"a": [1]}, {}) == Content(b'{"a": [1]}', "application/json")
+    assert encode(unknown, b"x", {}) == Content.of(b"x", "application/octet-stream")
+    assert encode(unknown, "text", {}) == Content.of(b"text", "text/plain; charset=utf-8")
+    assert encode(unknown, {"a": [1]}, {}) == Content.of(b'{"a": [1]}', "application/json")
     assert encode(unknown, None, {}) == Content()
     for image in (file, file.open("rb"), str(file)):
-        assert encode(IMAGE, None, {"image": image}) == Content(b"png", "image/png")
+        assert encode(IMAGE, None, {"image": image}) == Content.of(b"png", "image/png")
     drawn = encode(IMAGE, Image.new("L", (2, 3)), {})
-    assert (drawn.type, Image.open(io.BytesIO(drawn.body)).size) == ("image/png", (2, 3))
-    assert encode(Signature("text"), None, {"text": "hi"}) == Content(b"hi", "text/plain; charset=utf-8")
-    assert encode(Signature("json"), None, {"data": "hi"}) == Content(b"hi", "text/plain; charset=utf-8")
+    assert (drawn.headers["content-type"], Image.open(io.BytesIO(drawn.body)).size) == ("image/png", (2, 3))
+    assert encode(Signature("text"), None, {"text": "hi"}) == Content.of(b"hi", "text/plain; charset=utf-8")
+    assert encode(Signature("json"), None, {"data": "hi"}) == Content.of(b"hi", "text/plain; charset=utf-8")
 
 
 def test_values_by_name_are_json_or_a_form() -> None:
-    assert encode(Signature(), None, {"a": 1, "b": [2]}) == Content(b'{"a": 1, "b": [2]}', "application/json")
+    assert encode(Signature(), None, {"a": 1, "b": [2]}) == Content.of(b'{"a": 1, "b": [2]}', "application/json")
     form = encode(Signature(), None, {"file": b"\0", "note": "n", "count": 2})
     text = "text/plain; charset=utf-8"
-    assert form.fields == {"file": ("file", b"\0", "application/octet-stream"), "note": ("", b"n", text), "count": ("", b"2", text)}
+    assert form.files == {"file": ("file", b"\0", "application/octet-stream"), "note": (None, b"n", text), "count": (None, b"2", text)}
 
 
 def test_a_name_that_the_model_does_not_take_is_an_error() -> None:
@@ -94,12 +94,19 @@ def test_answers_become_values() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 100])
 def test_server_sent_events_come_out_of_pieces_wherever_they_are_cut(size: int) -> None:
-    text = ": hi\r\n\r\ndata: é\r\nevent: x\r\nid: 4\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: late\n\n".encode()
+    text = ": hi\r\n\r\ndata: é\u2028\r\nevent: x\r\nid: 4\r\n\r\ndata:two\ndata: three\n\ndata: [DONE]\n\ndata: late\n\n".encode()
     pieces = Pieces("text/event-stream; charset=utf-8")
     found = [event for at in range(0, len(text), size) for event in pieces.feed(text[at : at + size])]
     found += pieces.feed(b"", last=True)
-    assert found == [Event("é", "x", "4"), Event("two\nthree")]
+    assert found == [Event("é\u2028", "x", "4"), Event("two\nthree")]
     assert Event('{"a": 1}').json() == {"a": 1}
+
+
+def test_an_event_that_is_an_error_ends_the_stream_with_it() -> None:
+    pieces = Pieces("text/event-stream").feed(b'data: a\n\ndata: {"error": {"message": "the worker died"}}\n\n')
+    assert next(pieces) == Event("a")
+    with pytest.raises(StreamInterrupted, match="the worker died"):
+        next(pieces)
 
 
 def test_text_is_not_cut_within_a_character_and_bytes_stay_bytes() -> None:

@@ -19,7 +19,18 @@ import pytest
 import tsx_client
 from tests.support.certificates import make_certificate
 from tsx_archiver import ArchiveSpec
-from tsx_client import AccessDenied, AsyncClient, Client, ClientError, ConnectionFailed, NotFound, Retry, ServerError, StreamInterrupted
+from tsx_client import (
+    AccessDenied,
+    AsyncClient,
+    Client,
+    ClientError,
+    ConnectionFailed,
+    Event,
+    NotFound,
+    Retry,
+    ServerError,
+    StreamInterrupted,
+)
 from tsx_client import grpc as grpc_transport
 from tsx_client.__main__ import main
 from tsx_runtime.testing import ServerUnderTest, serve
@@ -45,9 +56,11 @@ def tell(index, body, context):
     word = body if isinstance(body, str) else bytes(body).decode() if isinstance(body, (bytes, bytearray)) else body["do"]
     if word == "headers":
         return dict(context.get_all_request_header(index))
-    if word == "events":
+    if word in ("events", "broken"):
         context.set_response_content_type(index, "text/event-stream")
         send('data: {"n": 1}\\n\\n')
+        if word == "broken":
+            raise ValueError("no more")
         return 'data: {"n": 2}\\n\\ndata: [DONE]\\n\\n'
     send("a")
     while word == "endless":
@@ -128,6 +141,10 @@ def test_every_client_predicts_and_streams(calls: tuple[Call, Call]) -> None:
 def test_events_are_parsed(server: ServerUnderTest) -> None:
     with Client(server.url) as client:
         assert [event.json() for event in client.stream("story", "events")] == [{"n": 1}, {"n": 2}]
+        pieces = client.stream("story", "broken")
+        assert next(pieces) == Event('{"n": 1}')
+        with pytest.raises(StreamInterrupted, match="no more"):
+            next(pieces)
 
 
 def test_models_are_attributes_and_their_signature_says_what_they_take(server: ServerUnderTest) -> None:
@@ -169,6 +186,15 @@ def test_no_server_is_an_error_that_names_the_address() -> None:
         with client, pytest.raises(ConnectionFailed, match=r"No server answers at http://127\.0\.0\.1:9") as caught:
             client.predict("m", b"x")
         assert caught.value.before_request
+    with pytest.raises(ClientError, match="begins with neither http:// nor https://"):
+        Client("127.0.0.1:9")
+
+
+def test_what_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tsx_client.grpc")
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(ImportError, match=r"pip install 'tsx-client\[grpc\]'"):
+        Client(grpc="127.0.0.1:9")
 
 
 @pytest.mark.parametrize(
@@ -176,9 +202,9 @@ def test_no_server_is_an_error_that_names_the_address() -> None:
     [("failed to connect to all addresses; last error: refused", httpx.ConnectError), ("Socket closed", httpx.ReadError)],
 )
 def test_what_a_lost_connection_of_grpc_may_have_carried_is_not_taken_for_unsent(details: str, kind: type[Exception]) -> None:
-    lost = SimpleNamespace(code=lambda: grpc.StatusCode.UNAVAILABLE, details=lambda: details)
+    lost = SimpleNamespace(code=lambda: grpc.StatusCode.UNAVAILABLE, details=lambda: details, trailing_metadata=tuple)
     with pytest.raises(kind):
-        grpc_transport._failure(lost, (), httpx.Request("POST", "http://server/predictions/m"))
+        grpc_transport._failure(lost, httpx.Request("POST", "http://server/predictions/m"))
 
 
 def test_tls_and_tokens(server: ServerUnderTest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +230,7 @@ def test_a_connection_is_used_again(server: ServerUnderTest) -> None:
     with Client(server.url) as client:
         for _ in range(3):
             client.predict("story", "tell")
-        pool = client._http._transport._pool  # type: ignore[attr-defined]
+        pool = client._http._http._transport._pool
         assert len(pool.connections) == 1
 
 
@@ -217,7 +243,7 @@ def test_openai_has_its_own_client(server: ServerUnderTest) -> None:
 @pytest.mark.slow
 def test_stubs_name_models_and_inputs_for_type_checkers(server: ServerUnderTest, tmp_path: Path) -> None:
     stubs, program = tmp_path / "stubs.py", tmp_path / "program.py"
-    assert main(["generate", server.url, "-o", str(stubs)]) == 0
+    assert main(["generate", server.url, "-o", str(stubs)]) is None
     program.write_text(
         f"from stubs import AsyncClient, Client\n\nclient = Client({server.url!r})\n"
         "print(client.models.digits.predict(image='7.png'))\nclient.models.digits.predict(text='seven')\nclient.models.gone\n"
@@ -240,10 +266,9 @@ def test_stubs_name_models_and_inputs_for_type_checkers(server: ServerUnderTest,
 
 
 def test_generate_prints_and_reports_a_server_that_is_not_there(server: ServerUnderTest, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", server.url]) == 0
+    assert main(["generate", server.url]) is None
     assert "odd" not in capsys.readouterr().out.lower()
-    assert main(["generate", "http://127.0.0.1:9"]) == 1
-    assert "No server answers" in capsys.readouterr().err
+    assert "No server answers" in str(main(["generate", "http://127.0.0.1:9"]))
 
 
 def test_any_transport_of_httpx_takes_the_place_of_a_network() -> None:

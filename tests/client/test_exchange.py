@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -20,7 +21,7 @@ from tsx_client import (
     ServerError,
 )
 from tsx_client.errors import failure
-from tsx_client.exchange import Deadline, Send, Wait, exchange
+from tsx_client.exchange import Deadline, exchange
 
 URL = "http://server/predictions/m"
 
@@ -43,24 +44,27 @@ Attempts = tuple[Any, list[float], list[httpx.Request]]
 def drive(*results: httpx.Response | Exception, timeout: float | None = None, takes: float = 0.0) -> Attempts:
     """The end of a call whose attempts end so and take so long each; the waits, and the requests."""
     clock = Clock()
-    steps = exchange(lambda: httpx.Request("POST", URL), Retry(), Deadline(timeout, clock))
-    waits, requests, left = [], [], list(results)
+    waits: list[float] = []
+    requests: list[httpx.Request] = []
+    left = list(results)
+
+    async def send(request: httpx.Request) -> httpx.Response:
+        requests.append(request)
+        clock.now += takes
+        result = left.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def sleep(seconds: float) -> None:
+        clock.now += seconds
+        waits.append(seconds)
+
     try:
-        step = next(steps)
-        while True:
-            if isinstance(step, Wait):
-                clock.now += step.seconds
-                waits.append(step.seconds)
-                step = steps.send(None)
-            else:
-                assert isinstance(step, Send)
-                requests.append(step.request)
-                clock.now += takes
-                step = steps.send(left.pop(0))
-    except StopIteration as end:
-        return end.value, waits, requests
+        end: Any = asyncio.run(exchange(lambda: httpx.Request("POST", URL), Retry(), Deadline(timeout, clock), send, sleep))
     except ClientError as error:
-        return error, waits, requests
+        end = error
+    return end, waits, requests
 
 
 def test_what_was_refused_is_sent_again_after_the_time_that_the_server_asks_for() -> None:
@@ -112,7 +116,9 @@ def test_no_time_is_waited_that_is_not_left() -> None:
     assert isinstance(end, Overloaded)
     assert (waits, end.retry_after) == ([], 5)
     assert isinstance(drive(httpx.ReadTimeout("late"), timeout=3)[0], DeadlineExceeded)
-    assert isinstance(drive(answer(503, retry_after="0"), timeout=3, takes=4)[0], DeadlineExceeded)
+    for late in (answer(503, retry_after="0"), answer(504)):  # the server noticed it first
+        assert isinstance(drive(late, timeout=3, takes=3)[0], DeadlineExceeded)
+    assert isinstance(drive(answer(504), timeout=3, takes=1)[0], ServerError)  # the model's own deadline
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -62,3 +65,26 @@ def test_what_cannot_be_served_is_raised_in_the_test(tmp_path: Path) -> None:
         pass
     with pytest.raises(SettingError, match="did you mean 'inference_token'"), serve(inference_tokn="x"):
         pass
+
+
+def test_a_start_that_is_interrupted_leaves_no_thread_and_no_process(tmp_path: Path) -> None:
+    began = tmp_path / "pid"
+    (tmp_path / "slow.py").write_text(
+        f"import os, pathlib, time\npathlib.Path({str(began)!r}).write_text(str(os.getpid()))\ntime.sleep(600)"
+    )
+    before, main = threading.active_count(), threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        while not (began.exists() and began.read_text()):
+            time.sleep(0.01)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt), serve(ArchiveSpec("slow", str(tmp_path / "slow.py")), worker_preload=False):
+        pass
+    interrupting.join()
+    assert threading.active_count() <= before + 1  # multiprocessing's own
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(began.read_text()), 0)

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
+from uvicorn.server import ServerState
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from tests.runtime.conftest import DEADLINE, RunningServer
 from tests.support.certificates import make_certificate
 from tsx_archiver import ArchiveSpec
+from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.http.asgi_lane.websockets import EventData, _as_request
-from tsx_runtime.http.websocket import support
+from tsx_runtime.http.websocket import WebSocketConnection
 from tsx_runtime.testing import serve
 
 # Streams `count` pieces of `size` bytes, counts them in a file, or answers with server-sent events.
 PIECES = """
+import time
 from pathlib import Path
 from ts.handler_utils.utils import send_intermediate_predict_response
 
@@ -42,10 +48,13 @@ def stream(index, order, context):
     if "events" in order:
         context.set_response_content_type(index, "text/event-stream")
         send('data: {"a": 1}\\n\\ndata: {"b"')
+        if order["events"] == "broken":
+            raise ValueError("no more")
         send(': 2}\\n\\n')
         return "data: [DONE]\\n\\n"
     for number in range(order["count"]):
         send(bytes(order["size"]))
+        time.sleep(order.get("pause", 0))
         Path(order["file"]).write_text(str(number + 1))
     return b"end"
 """
@@ -247,7 +256,8 @@ def test_a_client_that_leaves_takes_its_waiting_request_with_it(guarded: Running
         before = version.stats.refusals["ClientLeft"]
         with with_token(guarded, x_do="bytes", x_tsx_timeout_ms="600000") as waiting:  # not sent ahead to the worker
             asked = version.stats.requests
-            waiting.send(b"x")
+            for _ in range(3):  # ahead of the first answer
+                waiting.send(b"x")
             until(lambda: version.stats.requests == asked + 1)
         until(lambda: version.stats.refusals["ClientLeft"] == before + 1)
         gate.touch()
@@ -302,6 +312,27 @@ def test_an_event_is_a_message_over_tls_too(streaming: str) -> None:
         pieces, end = ask(socket, '{"events": true}')
     assert [json.loads(piece) for piece in pieces] == [{"a": 1}, {"b": 2}]
     assert end["headers"]["content-type"] == "text/event-stream"
+
+
+def test_events_that_break_off_end_with_an_error_and_its_status(streaming: str) -> None:
+    with over_tls(streaming) as socket:
+        for _ in range(2):
+            pieces, end = ask(socket, '{"events": "broken"}')
+            assert (pieces[0], end["status"]) == (b'{"a": 1}', 500)
+            assert "no more" in end["error"]["message"]
+
+
+def test_a_client_that_leaves_amid_an_answer_is_no_warning(
+    streaming: str, tmp_path: Path, until: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        with over_tls(streaming) as client:
+            client.send(json.dumps({"count": 1_000, "size": 1, "pause": 0.05, "file": str(tmp_path / "count")}))
+            client.recv(DEADLINE)
+        until(lambda: "all clients of its batch have disconnected" in caplog.text)
+        with over_tls(streaming) as client:
+            assert ask(client, '{"events": true}')[1]["status"] == 200
+    assert "its stream was interrupted" not in caplog.text
 
 
 def test_a_client_that_does_not_read_holds_the_handler(streaming: str, tmp_path: Path, until: Callable[..., None]) -> None:
@@ -378,7 +409,7 @@ def test_a_handshake_that_is_none_is_refused(server: RunningServer, line: str) -
 
 
 def test_a_token_has_no_line_ends() -> None:
-    request = _as_request({"headers": [], "subprotocols": ["tsx.token.a%0D%0Aexplain:%20True"]})
+    request = _as_request({"headers": [(b"sec-websocket-protocol", b"tsx.v1, tsx.token.a%0D%0Aexplain:%20True")]})
     assert request["headers"] == [(b"authorization", b"Bearer a explain: True")]
 
 
@@ -390,13 +421,33 @@ def test_event_data_comes_out_of_pieces_wherever_they_are_cut() -> None:
         assert [*found, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
 
 
-def test_a_version_of_uvicorn_without_the_protocol_answers_no_websocket(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(support, "WEBSOCKETS_NEED", {"WebSocketsSansIOProtocol": ("no_such_part",), "Gone": ()})
-    support.websocket_connection.cache_clear()
-    try:
-        assert support.websocket_connection() is None
-        assert "lacks WebSocketsSansIOProtocol.no_such_part, Gone" in caplog.text
-    finally:
-        support.websocket_connection.cache_clear()
+def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost() -> None:
+    async def run() -> None:
+        paused = []
+        transport = SimpleNamespace(
+            is_closing=bool, write=bool, pause_reading=lambda: paused.append(True), resume_reading=lambda: paused.append(False)
+        )
+        transport.set_protocol = transport.close = lambda *_: None
+        head = b"GET /predictions/m HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        connection = WebSocketConnection(head, ServerState(), 1000, ByteBudget(1 << 20), (1, 1, 1), lambda _: None)
+        count, got = 43_000, 0
+        ended = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal got
+            await send({"type": "websocket.accept"})
+            await asyncio.sleep(0)
+            assert len(connection._messages) < 1000
+            assert paused == [True]
+            while got < count:
+                assert (await receive())["bytes"] == b""
+                got += 1
+            ended.set()
+
+        connection.start(cast("Any", transport), app, {})
+        connection.data_received(b"\x82\x80\0\0\0\0" * count)
+        await asyncio.wait_for(ended.wait(), DEADLINE)
+        assert paused == [True, False]
+
+    asyncio.run(run())

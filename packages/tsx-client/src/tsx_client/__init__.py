@@ -4,8 +4,8 @@ with Client("http://127.0.0.1:8080", timeout=5) as client:
     client.models.digits.predict(image=Path("7.png"))
 """
 
-from tsx_client.bodies import FileInput, Signature
-from tsx_client.client import AsyncClient, Client, Core, Model, Models
+from tsx_client.bodies import FileInput
+from tsx_client.client import AsyncClient, Client, Model, Models
 from tsx_client.errors import (
     AccessDenied,
     ClientError,
@@ -27,7 +27,6 @@ __all__ = [
     "Client",
     "ClientError",
     "ConnectionFailed",
-    "Core",
     "DeadlineExceeded",
     "Event",
     "FileInput",
@@ -39,6 +38,5 @@ __all__ = [
     "RequestFailed",
     "Retry",
     "ServerError",
-    "Signature",
     "StreamInterrupted",
 ]

@@ -1,4 +1,4 @@
-"""`python -m tsx_client generate URL -o stubs.py`."""
+"""`python -m tsx_client generate URL -o stubs.py`: what `tsx client generate` does, where tsx-serve is not installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tsx_client.errors import ClientError
 from tsx_client.stubs import generate
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> str | None:
     parser = argparse.ArgumentParser("python -m tsx_client", description="Write Python that names a server's models, for editors and mypy.")
     parser.add_argument("command", choices=["generate"])
     parser.add_argument("url", help="address of predictions, such as http://127.0.0.1:8080")
@@ -22,13 +22,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Client(arguments.url) as client:
             text = generate(client)
     except ClientError as error:
-        print(error, file=sys.stderr)
-        return 1
+        return str(error)
     if arguments.output is None:
         print(text, end="")
     else:
         arguments.output.write_text(text, encoding="utf-8")
-    return 0
+    return None
 
 
 if __name__ == "__main__":

@@ -20,12 +20,15 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
+from tsx_client.errors import extra
+
 FileInput: TypeAlias = "bytes | str | os.PathLike[str] | IO[bytes] | Any"  # Any: an image of PIL
 HEAD_LENGTH = "inference-header-content-length"  # of the protocol: bytes of JSON before those of the tensors
 DTYPES = {"BOOL": "?", "FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 DTYPES |= {f"{sign}INT{8 * size}": f"<{sign.lower() or 'i'}{size}" for sign in ("", "U") for size in (1, 2, 4, 8)}
 _DATATYPES = {dtype: name for name, dtype in DTYPES.items()} | {"|b1": "BOOL", "|i1": "INT8", "|u1": "UINT8", "<b1": "BOOL"}
 _FILES = ("image", "file")
+_TEXT = "text/plain; charset=utf-8"
 
 
 class Signature(NamedTuple):
@@ -46,13 +49,14 @@ class Signature(NamedTuple):
 
 
 class Content(NamedTuple):
-    """`fields`: of a form, by name, in place of `body`."""
-
     body: bytes = b""
-    type: str | None = None
-    infers: bool = False  # tensors, for the path of the Open Inference Protocol
     headers: Mapping[str, str] = {}
-    fields: Mapping[str, tuple[str, bytes, str]] | None = None
+    infers: bool = False  # tensors, for the path of the Open Inference Protocol
+    files: Mapping[str, tuple[str | None, bytes, str]] | None = None  # the fields of a form, in place of `body`, as httpx takes them
+
+    @classmethod
+    def of(cls, body: bytes, kind: str) -> Content:
+        return cls(body, {"content-type": kind})
 
 
 def encode(signature: Signature, payload: Any, inputs: Mapping[str, Any]) -> Content:
@@ -61,17 +65,14 @@ def encode(signature: Signature, payload: Any, inputs: Mapping[str, Any]) -> Con
         raise TypeError(f"Give one value, or values by name ({', '.join(inputs)}), and not both.")
     if inputs and signature.names and not set(inputs) <= set(signature.names):
         raise TypeError(f"The model takes {', '.join(signature.names)}, and was given {', '.join(inputs)}.")
-    if signature.tensors and (inputs or hasattr(payload, "__array__")):
-        return _tensors(inputs or {next(iter(signature.tensors)): payload}, signature)
-    if not inputs:
-        return _tensors({"input": payload}, signature) if hasattr(payload, "__array__") else _single(payload, signature.kind)
-    if set(inputs) == set(signature.names):
-        return _single(next(iter(inputs.values())), signature.kind)
-    if any(hasattr(value, "__array__") for value in inputs.values()):
-        return _tensors(inputs, signature)
+    named = inputs or ({} if payload is None else {next(iter(signature.tensors), "input"): payload})
+    if (inputs and signature.tensors) or any(hasattr(value, "__array__") and not hasattr(value, "save") for value in named.values()):
+        return _tensors(named, signature)
+    if not inputs or set(inputs) == set(signature.names):
+        return _single(payload if payload is not None else next(iter(inputs.values()), None), signature.kind)
     if any(_is_file(value) for value in inputs.values()):
-        return Content(fields={name: _field(name, value) for name, value in inputs.items()})
-    return Content(json.dumps(inputs).encode(), "application/json")
+        return Content(files={name: _field(name, value) for name, value in inputs.items()})
+    return Content.of(json.dumps(inputs).encode(), "application/json")
 
 
 def decode(headers: Mapping[str, str], body: bytes) -> Any:
@@ -89,16 +90,16 @@ def decode(headers: Mapping[str, str], body: bytes) -> Any:
 
 
 def _single(value: Any, kind: str | None) -> Content:
-    if isinstance(value, str) and kind in _FILES:
-        value = Path(value)
-    if isinstance(value, str):
-        return Content(value.encode(), "text/plain; charset=utf-8")
     if value is None:
         return Content()
+    if isinstance(value, str):
+        if kind not in _FILES:
+            return Content.of(value.encode(), _TEXT)
+        value = Path(value)
     if not _is_file(value) or kind == "json":
-        return Content(json.dumps(value).encode(), "application/json")
+        return Content.of(json.dumps(value).encode(), "application/json")
     name, body = _read(value)
-    return Content(body, mimetypes.guess_type(name)[0] or "application/octet-stream")
+    return Content.of(body, mimetypes.guess_type(name)[0] or "application/octet-stream")
 
 
 def _is_file(value: Any) -> bool:
@@ -118,11 +119,11 @@ def _read(value: Any) -> tuple[str, bytes]:
     return "image.png", written.getvalue()
 
 
-def _field(name: str, value: Any) -> tuple[str, bytes, str]:
+def _field(name: str, value: Any) -> tuple[str | None, bytes, str]:
     if _is_file(value):
         file, body = _read(value)
         return Path(file).name or name, body, mimetypes.guess_type(file)[0] or "application/octet-stream"
-    return "", (value if isinstance(value, str) else json.dumps(value)).encode(), "text/plain; charset=utf-8"
+    return None, (value if isinstance(value, str) else json.dumps(value)).encode(), _TEXT
 
 
 def _tensors(inputs: Mapping[str, Any], signature: Signature) -> Content:
@@ -137,13 +138,13 @@ def _tensors(inputs: Mapping[str, Any], signature: Signature) -> Content:
             entries.append({"name": name, "shape": _shape(value), "datatype": wanted or "FP32", "data": value})
     head = json.dumps({"inputs": entries, "parameters": {"binary_data_output": bool(parts)}}).encode()
     if not parts:
-        return Content(head, "application/json", True)
-    return Content(b"".join([head, *parts]), "application/octet-stream", True, {HEAD_LENGTH: str(len(head))})
+        return Content(head, {"content-type": "application/json"}, infers=True)
+    headers = {"content-type": "application/octet-stream", HEAD_LENGTH: str(len(head))}
+    return Content(b"".join([head, *parts]), headers, infers=True)
 
 
 def _as_bytes(value: Any, wanted: str | None) -> tuple[str, list[int], bytes]:
-    import numpy as np  # here: an extra, which whoever has an array has
-
+    np = extra("numpy", "tsx-client[numpy]")
     array = np.asarray(value)
     if wanted in DTYPES and np.can_cast(array.dtype, DTYPES[wanted], "same_kind"):
         array = array.astype(DTYPES[wanted], copy=False)
@@ -158,18 +159,14 @@ def _shape(value: Any) -> list[int]:
 
 
 def _outputs(answer: Mapping[str, Any], raw: bytes) -> dict[str, Any]:
-    import numpy as np  # here, as above: only a request of arrays is answered so
-
+    np = extra("numpy", "tsx-client[numpy]")
     found: dict[str, Any] = {}
     for each in answer["outputs"]:
-        size = (each.get("parameters") or {}).get("binary_data_size")
-        data, raw = (each.get("data"), raw) if size is None else (raw[:size], raw[size:])
-        if each["datatype"] in DTYPES:
-            dtype = DTYPES[each["datatype"]]
-            array = np.array(data, dtype) if size is None else np.frombuffer(data, dtype)
-            found[each["name"]] = array.reshape(each["shape"])
-        else:
-            found[each["name"]] = data if size is None else _texts(data, prod(each["shape"]))
+        size, dtype, data = (each.get("parameters") or {}).get("binary_data_size"), DTYPES.get(each["datatype"]), each.get("data")
+        if size is not None:
+            data, raw = raw[:size], raw[size:]
+            data = _texts(data, prod(each["shape"])) if dtype is None else np.frombuffer(data, dtype)
+        found[each["name"]] = data if dtype is None else np.asarray(data, dtype).reshape(each["shape"])
     return found
 
 

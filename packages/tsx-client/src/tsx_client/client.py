@@ -1,4 +1,8 @@
-"""The clients: `Core` makes the steps of each call, and `Client` and `AsyncClient` carry them out."""
+"""The clients. What a call does is written once, as coroutines.
+
+`AsyncClient` awaits them. In `Client` nothing in them waits for an event loop: httpx and the clock block the thread, so that each coroutine
+runs to its end at once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import os
 import secrets
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -15,9 +19,9 @@ import anyio
 import httpx
 
 from tsx_client.bodies import Content, Signature, decode, encode
-from tsx_client.errors import StreamInterrupted
-from tsx_client.exchange import Deadline, Retry, Send, Steps, Wait, exchange
-from tsx_client.streams import Event, Pieces
+from tsx_client.errors import ClientError, StreamInterrupted, extra
+from tsx_client.exchange import Deadline, Retry, exchange
+from tsx_client.streams import Piece, Pieces
 
 Text: TypeAlias = "str | None"
 Seconds: TypeAlias = "float | None"
@@ -57,10 +61,10 @@ class Models(Generic[ClientT]):
 
 
 class Core:
-    """What both clients have: settings, and each call as steps."""
+    """What both clients have: settings, and the calls."""
 
-    _http: httpx.Client | httpx.AsyncClient
     _is_async: bool
+    _sleep: Callable[[float], Awaitable[None]]
     predict: Callable[..., Any]
     stream: Callable[..., Any]
 
@@ -80,56 +84,77 @@ class Core:
         `trace`: begin a trace with each call that is in none. `verify`: an `ssl.SSLContext` in place of what this machine trusts.
         `grpc`: HOST:PORT, for predictions that are no tensors (`tsx-client[grpc]`). `transport`: one of httpx, in place of a network.
         """
+        if not url.startswith(("http://", "https://")):
+            raise ClientError(f"The address {url!r} begins with neither http:// nor https://.")
         self.url = url.rstrip("/")
         self.token = os.environ.get("TSX_INFERENCE_TOKEN") if token is None else token
         self.timeout, self.retry, self.trace = timeout, retry or Retry(), trace
         self.models: Any = Models(self)
         self._signatures: dict[tuple[str, str | None], Signature] = {}
-        if grpc is not None:
-            from tsx_client import grpc as grpc_transport  # here: an extra
-
-            transport = grpc_transport.over(grpc, transport, self.url, verify, is_async=self._is_async)
         kind: Any = httpx.AsyncClient if self._is_async else httpx.Client
         headers = {} if self.token is None else {"authorization": f"Bearer {self.token}"}
-        self._http = kind(base_url=self.url, headers=headers, timeout=None, verify=verify, transport=transport)
+        http = kind(base_url=self.url, headers=headers, timeout=None, verify=verify, transport=transport)
+        self._http: Any = http if self._is_async else _Blocking(http)
+        if grpc is not None:
+            self._http = extra("tsx_client.grpc", "tsx-client[grpc]").GrpcCalls(grpc, self._http, self.url, verify, is_async=self._is_async)
 
     def openai(self, **options: Any) -> Any:
         """The package `openai`'s client of the same kind, for chat and embeddings."""
-        import openai  # here: most programs need none
-
+        openai = extra("openai", "openai")
         kind = openai.AsyncOpenAI if self._is_async else openai.OpenAI
         return kind(base_url=f"{self.url}/v1", api_key=self.token or "none", **options)
 
-    def _call(
-        self, model: str, payload: Any, inputs: Mapping[str, Any], version: Text, timeout: Seconds, headers: Headers
-    ) -> Steps[tuple[httpx.Response, Deadline]]:
+    async def _predict(self, *call: Any) -> Any:
+        response, deadline = await self._call(*call)
+        return decode(response.headers, b"".join([part async for part in _parts(response, deadline)]))
+
+    async def _stream(self, *call: Any) -> AsyncGenerator[Piece, None]:
+        response, deadline = await self._call(*call)
+        pieces = Pieces(response.headers.get("content-type", ""))
+        async with aclosing(_parts(response, deadline)) as parts:
+            async for part in parts:
+                for piece in pieces.feed(part):
+                    yield piece
+            for piece in pieces.feed(b"", last=True):
+                yield piece
+
+    async def _metadata(self, model: str, version: str | None) -> dict[str, Any]:
+        return dict(await self._get(_path("/v2/models", model, "/versions", version), Deadline(self.timeout)))
+
+    async def _model_names(self) -> list[str]:
+        return list((await self._get("/v1/models", Deadline(self.timeout)))["models"])
+
+    async def _call(
+        self, model: str, payload: Any, version: Text, timeout: Seconds, headers: Headers, inputs: Mapping[str, Any]
+    ) -> tuple[httpx.Response, Deadline]:
         deadline = Deadline(self.timeout if timeout is None else timeout)
-        needs_signature = bool(inputs) or hasattr(payload, "__array__")
-        signature = (yield from self._signature(model, version, deadline)) if needs_signature else Signature()
-        content = encode(signature, payload, inputs)
-        response = yield from exchange(lambda: self._request(model, version, content, headers or {}), self.retry, deadline, streams=True)
-        return response, deadline
-
-    def _signature(self, model: str, version: str | None, deadline: Deadline) -> Steps[Signature]:
-        """Asked for once."""
-        if (model, version) not in self._signatures:
-            self._signatures[model, version] = Signature.of(
-                (yield from self._get(_path("/v2/models", model, "/versions", version), deadline))
+        signature = Signature()
+        if inputs or hasattr(payload, "__array__"):
+            signature = self._signatures.get((model, version)) or Signature.of(
+                await self._get(_path("/v2/models", model, "/versions", version), deadline)
             )
-        return self._signatures[model, version]
+            self._signatures[model, version] = signature
+        content = encode(signature, payload, inputs)
+        return await self._exchange(lambda: self._request(model, version, content, headers or {}), deadline), deadline
 
-    def _get(self, path: str, deadline: Deadline) -> Steps[Any]:
-        response = yield from exchange(lambda: self._http.build_request("GET", path), self.retry, deadline)
-        return response.json()
+    async def _get(self, path: str, deadline: Deadline) -> Any:
+        response = await self._exchange(lambda: self._http.build_request("GET", path), deadline)
+        return decode(response.headers, b"".join([part async for part in _parts(response, deadline)]))
+
+    async def _exchange(self, new_request: Callable[[], httpx.Request], deadline: Deadline) -> httpx.Response:
+        return await exchange(new_request, self.retry, deadline, lambda request: self._http.send(request, stream=True), self._sleep)
 
     def _request(self, model: str, version: str | None, content: Content, headers: Mapping[str, str]) -> httpx.Request:
-        own = {**content.headers, **({"content-type": content.type} if content.type else {}), **self._trace_headers(), **headers}
-        path = _path("/v2/models", model, "/versions", version) + "/infer" if content.infers else _path("/predictions", model, "", version)
-        if content.fields is None:
-            return self._http.build_request("POST", path, content=content.body, headers=own)
-        files = {name: (file or None, body, kind) for name, (file, body, kind) in content.fields.items()}
-        fields = {name: body for name, (_, body, _) in content.fields.items()}
-        return self._http.build_request("POST", path, files=files, headers=own, extensions={"tsx_fields": fields})
+        path, fields = _path("/predictions", model, "", version), {"body": content.body}
+        body: dict[str, Any] = {"content": content.body}
+        if content.infers:
+            path = _path("/v2/models", model, "/versions", version) + "/infer"
+        elif content.files is not None:
+            body, fields = {"files": content.files}, {name: value for name, (_, value, _) in content.files.items()}
+        own = {**content.headers, **self._trace_headers(), **headers}
+        extensions = {} if content.infers else {"tsx": (model, version, fields)}  # for gRPC
+        request: httpx.Request = self._http.build_request("POST", path, headers=own, extensions=extensions, **body)
+        return request
 
     def _trace_headers(self) -> dict[str, str]:
         """Of the span that OpenTelemetry is in; else, with `trace`, of a new one."""
@@ -149,34 +174,35 @@ class Client(Core):
     """A client for one thread or several."""
 
     _is_async = False
-    _http: httpx.Client
 
     def predict(
         self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
     ) -> Any:
         """The answer: values of JSON, text, bytes, or tensors by their names. `version` may be a label."""
-        response, deadline = self._run(self._call(model, payload, inputs, version, timeout, headers))
-        return decode(response.headers, b"".join(self._parts(response, deadline)))
+        return _now(self._predict(model, payload, version, timeout, headers, inputs))
 
     def stream(
         self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
-    ) -> Iterator[Event | str | bytes]:
+    ) -> Iterator[Piece]:
         """The pieces of the answer as they come. Closing the iterator cancels the request."""
-        response, deadline = self._run(self._call(model, payload, inputs, version, timeout, headers))
-        pieces = Pieces(response.headers.get("content-type", ""))
-        for part in self._parts(response, deadline):
-            yield from pieces.feed(part)
-        yield from pieces.feed(b"", last=True)
+        pieces = self._stream(model, payload, version, timeout, headers, inputs)
+        try:
+            while True:
+                yield _now(anext(pieces))
+        except StopAsyncIteration:
+            pass
+        finally:
+            _now(pieces.aclose())
 
     def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
         """Its versions and inputs."""
-        return dict(self._run(self._get(_path("/v2/models", model, "/versions", version), Deadline(self.timeout))))
+        return _now(self._metadata(model, version))
 
     def model_names(self) -> list[str]:
-        return list(self._run(self._get("/v1/models", Deadline(self.timeout)))["models"])
+        return _now(self._model_names())
 
     def close(self) -> None:
-        self._http.close()
+        _now(self._http.aclose())
 
     def __enter__(self) -> Client:
         return self
@@ -184,70 +210,34 @@ class Client(Core):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _parts(self, response: httpx.Response, deadline: Deadline) -> Iterator[bytes]:
-        try:
-            for part in response.iter_bytes():
-                deadline.left()
-                yield part
-        except httpx.HTTPError as error:
-            raise _interrupted(error, response, deadline) from error
-        finally:
-            response.close()
-
-    def _run(self, steps: Steps[ResultT]) -> ResultT:
-        result: Any = None
-        while True:
-            try:
-                step = steps.send(result)
-            except StopIteration as end:
-                found: ResultT = end.value
-                return found
-            if isinstance(step, Wait):
-                time.sleep(step.seconds)
-            result = None if isinstance(step, Wait) else self._send(step)
-
-    def _send(self, step: Send) -> httpx.Response | Exception:
-        try:
-            response = self._http.send(step.request, stream=True)
-            if not step.streams or not response.is_success:
-                response.read()
-        except httpx.HTTPError as error:
-            return error
-        return response
+    async def _sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251  # no event loop runs it
 
 
 class AsyncClient(Core):
     """The same for asyncio and trio."""
 
     _is_async = True
-    _http: httpx.AsyncClient
+    _sleep = staticmethod(anyio.sleep)
 
     async def predict(
         self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
     ) -> Any:
         """As `Client.predict`."""
-        response, deadline = await self._run(self._call(model, payload, inputs, version, timeout, headers))
-        return decode(response.headers, b"".join([part async for part in self._parts(response, deadline)]))
+        return await self._predict(model, payload, version, timeout, headers, inputs)
 
-    async def stream(
+    def stream(
         self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
-    ) -> AsyncIterator[Event | str | bytes]:
+    ) -> AsyncIterator[Piece]:
         """As `Client.stream`."""
-        response, deadline = await self._run(self._call(model, payload, inputs, version, timeout, headers))
-        pieces = Pieces(response.headers.get("content-type", ""))
-        async with aclosing(self._parts(response, deadline)) as parts:
-            async for part in parts:
-                for piece in pieces.feed(part):
-                    yield piece
-        for piece in pieces.feed(b"", last=True):
-            yield piece
+        return self._stream(model, payload, version, timeout, headers, inputs)
 
     async def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
         """Its versions and inputs."""
-        return dict(await self._run(self._get(_path("/v2/models", model, "/versions", version), Deadline(self.timeout))))
+        return await self._metadata(model, version)
 
     async def model_names(self) -> list[str]:
-        return list((await self._run(self._get("/v1/models", Deadline(self.timeout))))["models"])
+        return await self._model_names()
 
     async def aclose(self) -> None:
         await self._http.aclose()
@@ -258,43 +248,57 @@ class AsyncClient(Core):
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-    async def _parts(self, response: httpx.Response, deadline: Deadline) -> AsyncGenerator[bytes, None]:
-        try:
-            async for part in response.aiter_bytes():
-                deadline.left()
-                yield part
-        except httpx.HTTPError as error:
-            raise _interrupted(error, response, deadline) from error
-        finally:
-            await response.aclose()
 
-    async def _run(self, steps: Steps[ResultT]) -> ResultT:
-        result: Any = None
-        while True:
-            try:
-                step = steps.send(result)
-            except StopIteration as end:
-                found: ResultT = end.value
-                return found
-            if isinstance(step, Wait):
-                await anyio.sleep(step.seconds)
-            result = None if isinstance(step, Wait) else await self._send(step)
+class _Blocking:
+    """`httpx.Client` with the methods of `httpx.AsyncClient` that are used here."""
 
-    async def _send(self, step: Send) -> httpx.Response | Exception:
-        try:
-            response = await self._http.send(step.request, stream=True)
-            if not step.streams or not response.is_success:
-                await response.aread()
-        except httpx.HTTPError as error:
-            return error
+    def __init__(self, http: httpx.Client) -> None:
+        self._http, self.build_request = http, http.build_request
+
+    async def send(self, request: httpx.Request, *, stream: bool) -> httpx.Response:
+        response = self._http.send(request, stream=stream)
+        response.stream = _BlockingStream(response.stream)
         return response
+
+    async def aclose(self) -> None:
+        self._http.close()
+
+
+class _BlockingStream(httpx.AsyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for part in self._stream:
+            yield part
+
+    async def aclose(self) -> None:
+        self._stream.close()
+
+
+def _now(work: Awaitable[ResultT]) -> ResultT:
+    """The result of what waits for nothing."""
+    try:
+        next(work.__await__())
+    except StopIteration as end:
+        result: ResultT = end.value
+        return result
+    raise RuntimeError("A blocking client cannot wait for an event loop; give it a transport that blocks.")
 
 
 def _path(prefix: str, model: str, between: str, version: str | None) -> str:
     return f"{prefix}/{quote(model, safe='')}" + ("" if version is None else f"{between}/{quote(version, safe='')}")
 
 
-def _interrupted(error: httpx.HTTPError, response: httpx.Response, deadline: Deadline) -> Exception:
-    if isinstance(error, httpx.TimeoutException):
-        return deadline.exceeded()
-    return StreamInterrupted(f"The answer ended early; the server's log has why, under request {response.headers.get('x-request-id')}.")
+async def _parts(response: httpx.Response, deadline: Deadline) -> AsyncGenerator[bytes, None]:
+    try:
+        async for part in response.aiter_bytes():
+            deadline.left()
+            yield part
+    except httpx.TimeoutException as error:
+        raise deadline.exceeded() from error
+    except httpx.HTTPError as error:
+        where = f"the server's log has why, under request {response.headers.get('x-request-id')}"
+        raise StreamInterrupted(f"The answer ended early; {where}.") from error
+    finally:
+        await response.aclose()

@@ -7,9 +7,9 @@ ClientError
 └── RequestFailed         the server's answer is an error: `status`, `type`, `message`, `request_id`
     ├── InvalidRequest    another 4xx
     ├── AccessDenied      401, 403, or a wrong token
-    ├── NotFound          404
+    ├── NotFound          404: no such model, version or path
     ├── Overloaded        429 or 503: `retry_after` says when to come again
-    └── ServerError       another 5xx
+    └── ServerError       another 5xx: the handler failed, or the server
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from importlib import import_module
 from time import time
+from typing import Any
 
 
-class ClientError(Exception):
-    """The root."""
+class ClientError(Exception): ...
 
 
 class ConnectionFailed(ClientError):
@@ -47,28 +48,31 @@ class RequestFailed(ClientError):
         self.status, self.headers, self.body = status, headers, body
         self.request_id = headers.get("x-request-id")
         self.retry_after = _seconds(headers.get("retry-after"))
-        self.type, self.message = _read(body)
+        self.type, self.message = words_of(body)
         super().__init__(f"{self.message} (status {status}, request {self.request_id or 'without an id'})")
 
 
-class InvalidRequest(RequestFailed):
-    """The request is wrong."""
+class InvalidRequest(RequestFailed): ...
 
 
-class AccessDenied(RequestFailed):
-    """The token is missing or wrong, or the server is not open to this client."""
+class AccessDenied(RequestFailed): ...
 
 
-class NotFound(RequestFailed):
-    """No such model, version or path."""
+class NotFound(RequestFailed): ...
 
 
-class Overloaded(RequestFailed):
-    """No room, no worker, or no time."""
+class Overloaded(RequestFailed): ...
 
 
-class ServerError(RequestFailed):
-    """The handler failed, or the server."""
+class ServerError(RequestFailed): ...
+
+
+def extra(module: str, install: str) -> Any:
+    """A module that few programs need."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ImportError(f"{error}. Install it: pip install '{install}'") from error
 
 
 def failure(status: int, headers: Mapping[str, str], body: bytes) -> RequestFailed:
@@ -81,7 +85,7 @@ def failure(status: int, headers: Mapping[str, str], body: bytes) -> RequestFail
     return kind(status, headers, body)
 
 
-def _read(body: bytes) -> tuple[str, str]:
+def words_of(body: bytes) -> tuple[str, str]:
     """Type and message of TorchServe's form, or of OpenAI's."""
     try:
         given = json.loads(body)

@@ -1,37 +1,18 @@
-"""The decisions of a call, without I/O: when it is sent, when it is repeated, and how long anything may take.
-
-A call is a generator. It yields `Send` and gets a response, or the error of httpx; it yields `Wait`, and continues after that time.
-"""
+"""When a request is sent, when it is repeated, and how long anything may take."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from math import ceil
 
 import httpx
 
 from tsx_client.errors import ClientError, ConnectionFailed, DeadlineExceeded, Overloaded, failure
 
 LONGEST = 86_400_000  # ms that a server takes
-ResultT = TypeVar("ResultT")
-
-
-class Send(NamedTuple):
-    """Send it, and read the whole answer unless it `streams`. The answer to an error is always read."""
-
-    request: httpx.Request
-    streams: bool
-    deadline: Deadline
-
-
-class Wait(NamedTuple):
-    seconds: float
-
-
-Steps: TypeAlias = Generator[Send | Wait, Any, ResultT]
 
 
 @dataclass(frozen=True)
@@ -42,14 +23,14 @@ class Retry:
     backoff: float = 0.1  # seconds before the second attempt; twice as long before each further one, and as much again by chance
     longest: float = 30.0  # seconds of a Retry-After that are waited for
 
-    def wait(self, error: ClientError, attempt: int, draw: Callable[[], float] = random.random) -> float | None:
+    def wait(self, error: ClientError, attempt: int) -> float | None:
         """Seconds before the next attempt, behind so many; None: there is none."""
         asked = 0.0 if isinstance(error, ConnectionFailed) and error.before_request else None
         if isinstance(error, Overloaded):
             asked = error.retry_after  # which is not there where the request may have run, as of a handler's own 503
         if asked is None or attempt >= self.attempts or asked > self.longest:
             return None
-        return asked + self.backoff * 2.0 ** (attempt - 1) * (1 + draw())
+        return asked + self.backoff * 2.0 ** (attempt - 1) * (1 + random.random())
 
 
 class Deadline:
@@ -72,34 +53,42 @@ class Deadline:
         return DeadlineExceeded(f"The answer did not come within {self._seconds} s (timeout).")
 
 
-def exchange(new_request: Callable[[], httpx.Request], retry: Retry, deadline: Deadline, *, streams: bool = False) -> Steps[httpx.Response]:
+async def exchange(
+    new_request: Callable[[], httpx.Request],
+    retry: Retry,
+    deadline: Deadline,
+    send: Callable[[httpx.Request], Awaitable[httpx.Response]],
+    sleep: Callable[[float], Awaitable[None]],
+) -> httpx.Response:
+    """An answer without an error, whose body is still to be read."""
     attempt = 0
     while True:
-        request, left = new_request(), deadline.left()
         attempt += 1
+        request, left, cause = new_request(), deadline.left(), None
         if left is not None:
-            request.headers["x-tsx-timeout-ms"] = str(min(max(1, int(left * 1000)), LONGEST))
+            request.headers["x-tsx-timeout-ms"] = str(min(ceil(left * 1000), LONGEST))  # not before `deadline` has passed
             request.extensions["timeout"] = dict.fromkeys(("connect", "read", "write", "pool"), left)
-        result = yield Send(request, streams, deadline)
-        error = _error(result, request, deadline)
-        if error is None:
-            response: httpx.Response = result
-            return response
+        try:
+            response = await send(request)
+            if response.is_success:
+                return response
+            body = await response.aread()
+            if response.status_code in (503, 504):
+                deadline.left()  # maybe these are the server's words for that
+            error: ClientError = failure(response.status_code, response.headers, body)
+        except httpx.HTTPError as failed:
+            error, cause = _error(failed, request, deadline), failed
         wait = retry.wait(error, attempt)
         left = deadline.left() if wait is not None else None
         if wait is None or (left is not None and wait >= left):
-            raise error from (result if isinstance(result, Exception) else None)
-        yield Wait(wait)
+            raise error from cause
+        await sleep(wait)
 
 
-def _error(result: httpx.Response | Exception, request: httpx.Request, deadline: Deadline) -> ClientError | None:
-    if isinstance(result, httpx.Response):
-        return failure(result.status_code, result.headers, result.content) if not result.is_success else None
-    if isinstance(result, ClientError):
-        return result
+def _error(error: httpx.HTTPError, request: httpx.Request, deadline: Deadline) -> ClientError:
     where = f"{request.url.scheme}://{request.url.netloc.decode()}"
-    if isinstance(result, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
-        return ConnectionFailed(f"No server answers at {where}: {result}", before_request=True)
-    if isinstance(result, httpx.TimeoutException):
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
+        return ConnectionFailed(f"No server answers at {where}: {error}", before_request=True)
+    if isinstance(error, httpx.TimeoutException):
         return deadline.exceeded()
-    return ConnectionFailed(f"{where} ended the connection before its answer: {result}")
+    return ConnectionFailed(f"{where} ended the connection before its answer: {error}")

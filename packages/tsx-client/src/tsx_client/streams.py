@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
+
+from tsx_client.errors import StreamInterrupted, words_of
+
+_LINE_END = re.compile("\r\n|\n|\r")  # and no other, such as that of U+2028, which JSON may hold
+_EVENT_END = re.compile("\r\n\r\n|\n\n|\r\r")
 
 
 class Event(NamedTuple):
@@ -19,38 +25,38 @@ class Event(NamedTuple):
         return json.loads(self.data)
 
 
+Piece: TypeAlias = "Event | str | bytes"
+
+
 class Pieces:
     """Turns the bytes of an answer, as they come, into what its content type says they are."""
 
     def __init__(self, content_type: str) -> None:
         self._is_events = content_type.startswith("text/event-stream")
-        is_text = self._is_events or content_type.startswith("text/")
+        is_text = content_type.startswith("text/")
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace") if is_text else None  # a piece may end within a character
         self._rest = ""
-        self.done = False  # OpenAI's last event has come
+        self._done = False  # OpenAI's last event has come
 
-    def feed(self, data: bytes, *, last: bool = False) -> Iterator[Event | str | bytes]:
-        if self._decoder is None:
-            yield from [data] if data else []
+    def feed(self, data: bytes, *, last: bool = False) -> Iterator[Piece]:
+        """Raises StreamInterrupted for an event that is an error."""
+        if self._decoder is None or not self._is_events:
+            piece = data if self._decoder is None else self._decoder.decode(data, last)
+            yield from [piece] if piece else []
             return
-        text = self._decoder.decode(data, last)
-        if not self._is_events:
-            yield from [text] if text else []
-            return
-        text = self._rest + text + ("\n\n" if last else "")  # many servers leave out the last empty line
-        held = "\r" if text.endswith("\r") and not last else ""  # maybe the half of a line's end
-        *blocks, rest = text[: len(text) - len(held)].replace("\r\n", "\n").replace("\r", "\n").split("\n\n")
-        self._rest = rest + held
-        for block in blocks:
-            event = _event(block)
-            self.done = self.done or (event is not None and event.data == "[DONE]")
-            if event is not None and not self.done:
+        text = self._rest + self._decoder.decode(data, last) + ("\n\n" if last else "")  # many servers leave out the last empty line
+        *blocks, self._rest = _EVENT_END.split(text)
+        for event in filter(None, map(_event, blocks)):
+            self._done = self._done or event.data == "[DONE]"
+            if event.data.startswith('{"error"') and not self._done:
+                raise StreamInterrupted(words_of(event.data.encode())[1])
+            if not self._done:
                 yield event
 
 
 def _event(block: str) -> Event | None:
     fields: dict[str, list[str]] = {}
-    for line in block.split("\n"):
+    for line in _LINE_END.split(block):
         name, _, value = line.partition(":")
         fields.setdefault(name, []).append(value.removeprefix(" "))
     if "data" not in fields:

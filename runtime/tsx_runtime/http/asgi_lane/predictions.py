@@ -138,6 +138,8 @@ class Predictions:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         except TsxError as error:
+            if job.gone:  # its client has left, and so the worker has stopped
+                return
             scope[ENDED] = BROKEN
             request_id = headers[0][1].decode()
             about = {"request_id": request_id, "model": route.name}

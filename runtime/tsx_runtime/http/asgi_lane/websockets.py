@@ -10,7 +10,6 @@ those of the handshake; a page, which cannot set any, offers the subprotocols `t
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -22,23 +21,15 @@ from tsx_runtime.http.asgi_lane.idempotency import App
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import runs_workflow
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.messages import CLIENT_LEFT, HEADER_NAMES, Message, Receive, Scope, Send, request_id_of
+from tsx_runtime.http.semantics.access_log import ENDED
+from tsx_runtime.http.semantics.messages import CLIENT_LEFT, HEADER_NAMES, Message, Receive, Scope, Send, as_sent, request_id_of
 from tsx_runtime.http.semantics.urls import find_target, resolve, runs_model
 
-SUBPROTOCOL = "tsx.v1"
-TOKEN = "tsx.token."
+TOKEN = b"tsx.token."
 JSON_BRACKETS = (("{", "}"), ("[", "]"))
 LONGEST_ERROR = 64 << 10  # bytes of an error JSON that becomes part of the end
 INTERRUPTED = {"code": 500, "type": "InternalServerException", "message": "The answer was interrupted; the server's log says why."}
-_NOT_OF_MESSAGES = (
-    b"connection",
-    b"upgrade",
-    b"content-length",
-    b"transfer-encoding",
-    b"expect",
-    b"access-control-request",
-    b"sec-websocket-",
-)
+_NOT_OF_MESSAGES = (b"connection", b"upgrade", b"content-length", b"sec-websocket-")
 _NOT_TOLD = {b"x-request-id", b"content-length", b"connection", *(name for name, _ in NO_CACHE)}  # of an answer
 
 
@@ -46,7 +37,6 @@ async def converse(
     app: App, admit: Callable[[Scope, Send], Awaitable[Send]], predictions: Predictions, scope: Scope, receive: Receive, send: Send
 ) -> None:
     """`admit` raises `TsxError` for a client that `app` would not answer, or returns the `send` for a refusal."""
-    await receive()  # websocket.connect
     request, send_refusal = _as_request(scope), send
     try:
         send_refusal = await admit(request, send)
@@ -55,13 +45,11 @@ async def converse(
         status, headers, body = errors.fault(error, scope["path"])
         predictions.counts.add(status)
         pairs = [(b"x-request-id", request_id_of(scope)), *headers, (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
-        await send_refusal({"type": "websocket.http.response.start", "status": status, "headers": pairs})
-        await send_refusal({"type": "websocket.http.response.body", "body": body})
+        await send_refusal({"type": "websocket.refuse", "status": status, "headers": pairs, "body": body})
         return
-    await send({"type": "websocket.accept", "subprotocol": SUBPROTOCOL if SUBPROTOCOL in scope["subprotocols"] else None})
-    left: asyncio.Event = scope.get(CLIENT_LEFT) or asyncio.Event()
+    await send({"type": "websocket.accept"})
     while (message := await receive())["type"] == "websocket.receive":
-        await _answer(app, dict(request), message, left, send)
+        await _answer(app, dict(request), message, send)
 
 
 def check(predictions: Predictions, scope: Scope) -> None:
@@ -78,21 +66,23 @@ def check(predictions: Predictions, scope: Scope) -> None:
 
 def _as_request(scope: Scope) -> Scope:
     """The scope of a request that a message makes."""
-    as_sent = [(name, value) for name, value in scope["headers"] if not name.lower().startswith(_NOT_OF_MESSAGES)]
-    token = next((each[len(TOKEN) :] for each in scope["subprotocols"] if each.startswith(TOKEN)), None)
-    if token is not None and not any(name.lower() == b"authorization" for name, _ in as_sent):
-        as_sent.append((b"Authorization", b" ".join([b"Bearer", *unquote_to_bytes(token).split()])))  # without line ends
-    headers = [(name.lower(), value) for name, value in as_sent]
-    own = {"type": "http", "method": "POST", "headers": headers, HEADER_NAMES: [name for name, _ in as_sent]}
-    return {name: value for name, value in scope.items() if name not in ("subprotocols", "extensions")} | own
+    sent = [(name, value) for name, value in as_sent(scope) if not name.lower().startswith(_NOT_OF_MESSAGES)]
+    offered = [each.strip() for name, value in scope["headers"] if name == b"sec-websocket-protocol" for each in value.split(b",")]
+    token = next((each[len(TOKEN) :] for each in offered if each.startswith(TOKEN)), None)
+    if token is not None and not any(name.lower() == b"authorization" for name, _ in sent):
+        sent.append((b"Authorization", b" ".join([b"Bearer", *unquote_to_bytes(token).split()])))  # without line ends
+    return _with_headers({**scope, "type": "http", "method": "POST"}, sent)
 
 
-async def _answer(app: App, request: Scope, message: Message, left: asyncio.Event, send: Send) -> None:
-    text = message.get("text")
+def _with_headers(scope: Scope, sent: list[Pair]) -> Scope:
+    return {**scope, "headers": [(name.lower(), value) for name, value in sent], HEADER_NAMES: [name for name, _ in sent]}
+
+
+async def _answer(app: App, request: Scope, message: Message, send: Send) -> None:
+    text, left = message.get("text"), request[CLIENT_LEFT]
     bodies = [message["bytes"] if text is None else text.encode()]
     if (kind := _content_type(text)) and not any(name == b"content-type" for name, _ in request["headers"]):
-        request["headers"] = [*request["headers"], (b"content-type", kind)]
-        request[HEADER_NAMES] = [*request[HEADER_NAMES], b"Content-Type"]
+        request = _with_headers(request, [*as_sent(request), (b"Content-Type", kind)])
 
     async def receive() -> Message:
         if bodies:
@@ -100,7 +90,7 @@ async def _answer(app: App, request: Scope, message: Message, left: asyncio.Even
         await left.wait()
         return {"type": "http.disconnect"}
 
-    answer = SocketAnswer(send, left)
+    answer = SocketAnswer(request, send)
     await app(request, receive, answer.send)
     if not answer.ended:
         await answer.end(500, INTERRUPTED)
@@ -118,9 +108,8 @@ def _content_type(text: str | None) -> bytes:
 class SocketAnswer:
     """One answer over HTTP, as messages of a WebSocket."""
 
-    def __init__(self, send: Send, left: asyncio.Event) -> None:
-        self._send = send
-        self._left = left
+    def __init__(self, request: Scope, send: Send) -> None:
+        self._request, self._send = request, send
         self._status = 0
         self._headers: list[Pair] = []
         self._events: EventData | None = None  # of an answer that is server-sent events
@@ -140,7 +129,10 @@ class SocketAnswer:
         else:
             body, self._kept = (self._kept or b"") + body, None
             end = b"" if more else b"\n\n"  # which many handlers leave out
-            for part in filter(None, [body]) if self._events is None else self._events.feed(body + end):
+            parts = [part for part in [body] if part] if self._events is None else list(self._events.feed(body + end))
+            if parts and ENDED in self._request:  # the last event is the error that interrupted the answer
+                self._status, self._kept = 500, parts.pop()
+            for part in parts:
                 await self._give({"type": "websocket.send", "bytes": part})
         if not more:
             await self.end(self._status, None if self._kept is None else _parsed(self._kept))
@@ -156,7 +148,7 @@ class SocketAnswer:
         try:
             await self._send(message)
         except OSError:  # the client has left
-            self._left.set()
+            self._request[CLIENT_LEFT].set()
 
 
 class EventData:

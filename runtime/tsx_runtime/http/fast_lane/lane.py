@@ -19,7 +19,6 @@ from tsx_runtime.http.fast_lane.heads import Heads
 from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
 from tsx_runtime.http.fast_lane.turns import Turns
 from tsx_runtime.http.semantics.messages import PlatformHook
-from tsx_runtime.http.websocket.limits import SocketLimits
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 if TYPE_CHECKING:
@@ -77,8 +76,7 @@ class Lane:
         self.timing_share = config.timing_share
         self.timeouts = config.timeouts
         self.max_head = config.max_header_size
-        times = config.timeouts
-        self.socket_limits = SocketLimits(config.max_request_size, config.bytes_in_flight, times.body, times.body_rate, times.write)
+        self.max_message_size = config.max_request_size  # of a WebSocket
         self.clock = Clock(cast("Collection[TimedConnection]", server_state.connections))
         self.turns = Turns(asyncio.get_running_loop())
 

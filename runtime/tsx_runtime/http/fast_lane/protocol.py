@@ -17,6 +17,7 @@ import asyncio
 import re
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from tsx_runtime.api.priority import deadline
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
@@ -27,7 +28,6 @@ from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute, cannot_be_head
 from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
 from tsx_runtime.http.fast_lane.pipelining import END, LARGE
 from tsx_runtime.http.semantics.messages import MOST_PIECES
-from tsx_runtime.http.websocket.support import websocket_connection
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
 if TYPE_CHECKING:
@@ -275,22 +275,26 @@ class FastLane(LimitedConnection):
             self._turn()
 
     def _should_upgrade_to_ws(self) -> bool:
-        return self.parser.get_method() == b"GET" and self.lane.socket_limits.max_size > 0 and websocket_connection() is not None
+        return self.parser.get_method() == b"GET" and self.lane.max_message_size > 0
 
     def handle_websocket_upgrade(self) -> None:
-        """uvicorn's own would lose the names of headers, what the client sent ahead, and the end of this connection."""
-        protocol = websocket_connection()
-        assert protocol is not None
-        self.connections.discard(self)
+        from tsx_runtime.http.websocket import WebSocketConnection  # here, because it takes 20 ms, and most servers need none
+
         lines = [b"%b: %b\r\n" % (name, value) for name, (_, value) in zip(self._names, self.headers, strict=True)]
         head = b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, b"".join(lines))
-        connection = protocol(self.config, self.server_state, self.app_state, self.lane.socket_limits, self.connection_lost)
-        connection.connection_made(self.transport)
-        self.transport.set_protocol(connection)
-        connection.data_received(head)
-        if not connection.handshake_initiated:
-            self._give_up(BadRequest("This is no handshake of a WebSocket: it has a body, more than 128 headers, or a line of over 8 KiB."))
-        elif ahead := self._take_ahead(-1):
+        lane, times = self.lane, (self.lane.timeouts.body, self.lane.timeouts.body_rate, self.lane.timeouts.write)
+        try:
+            connection = WebSocketConnection(
+                head, self.server_state, lane.max_message_size, lane.bytes_in_flight, times, self.connection_lost
+            )
+        except BadRequest as error:
+            self._give_up(error)
+            return
+        self.connections.discard(self)
+        path, _, query = self.url.partition(b"?")
+        called = {"path": self.config.root_path + unquote(path.decode("latin-1")), "raw_path": path, "query_string": query}
+        connection.start(self.transport, self.config.loaded_app, {**self.scope, **called})
+        if ahead := self._take_ahead(-1):
             connection.data_received(ahead)
 
     def on_headers_complete(self) -> None:

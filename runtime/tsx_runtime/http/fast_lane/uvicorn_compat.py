@@ -9,8 +9,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from tsx_runtime.http.websocket.support import missing_of, parts_of
-
 MODULE = "uvicorn.protocols.http.httptools_impl"
 ARGUMENTS = ("config", "server_state", "app_state", "_loop")  # of a protocol
 RELIED_ON = {
@@ -27,6 +25,7 @@ RELIED_ON = {
         "parser",
         "pipeline",
         "scheme",
+        "scope",
         "server_state",
         "timeout_keep_alive_task",
         "transport",
@@ -93,8 +92,21 @@ def _cased_protocol(module: ModuleType | None) -> Any:
 
 def missing_parts(module: ModuleType) -> list[str]:
     """What uvicorn's module does not have of that which the fast lane relies on."""
-    missing = missing_of(module, RELIED_ON)
+    missing = []
+    for name, parts in RELIED_ON.items():
+        kind = getattr(module, name, None)
+        if kind is None:
+            missing.append(name)
+        else:
+            there = parts_of(kind)
+            missing += [f"{name}.{part}" for part in parts if part not in there]
     protocol = getattr(module, "HttpToolsProtocol", None)
     if protocol is not None and tuple(inspect.signature(protocol).parameters) != ARGUMENTS:
         missing.append(f"HttpToolsProtocol({', '.join(ARGUMENTS)})")
     return missing
+
+
+def parts_of(kind: type) -> set[str]:
+    """The names of a class, and those that its constructor gives an instance."""
+    constructors = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
+    return {*dir(kind), *(name for made in constructors if hasattr(made, "__code__") for name in made.__code__.co_names)}

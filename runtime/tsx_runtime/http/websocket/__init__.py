@@ -1,1 +1,0 @@
-"""Connections that have become WebSockets; `asgi_lane/websockets.py` says what their messages are"""
