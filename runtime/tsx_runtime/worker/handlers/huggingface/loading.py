@@ -133,35 +133,15 @@ def _prepare(tokenizer: Any, model: Any) -> None:
         model.config.pad_token_id = tokenizer.pad_token_id
 
 
-class _ProgressLines:
-    """What transformers shows a progress bar with: it writes lines to the log."""
+class _LogLines:
+    """What a progress bar writes, as lines of the log."""
 
-    def __init__(self, iterable: Any = None, total: int | None = None, desc: str = "", **_: Any) -> None:
-        self._iterable = iterable
-        self._total = total if total is not None or iterable is None else len(iterable)
-        self._what = desc or "loading"
-        self._done = 0
-        self._next = time.monotonic() + EVERY
+    def write(self, text: str) -> None:
+        if text.strip():
+            logger.info("%s", text.strip())
 
-    def __iter__(self) -> Iterator[Any]:
-        for each in self._iterable:
-            yield each
-            self.update()
-
-    def __enter__(self) -> _ProgressLines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def flush(self) -> None:
         pass
-
-    def update(self, count: int = 1) -> None:
-        self._done += count
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + EVERY
-            logger.info("%s: %s of %s", self._what, self._done, self._total)
-
-    def __getattr__(self, name: str) -> Any:  # the many others of tqdm
-        return lambda *_, **__: None
 
 
 @contextmanager
@@ -172,7 +152,8 @@ def _progress(directory: Path) -> Iterator[None]:
         raise LoadError("Hugging Face models are loaded by transformers: pip install 'tsx-serve[transformers]'") from error
     files = [path for path in directory.iterdir() if path.suffix in (".safetensors", ".bin")]
     logger.info("loading %d file(s) of weights, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
-    before = bars.set_tqdm_hook(lambda _, args, options: _ProgressLines(*args, **options))
+    lines = {"file": _LogLines(), "mininterval": EVERY, "bar_format": "{desc}: {n_fmt} of {total_fmt}", "leave": False}
+    before = bars.set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, **lines}))
     try:
         yield
     finally:
