@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.runtime.worker.handlers.huggingface.conftest import Served, near
 from tests.support.huggingface_models import image, sound
@@ -29,8 +30,6 @@ VISION = [
 
 
 def decoded(data: bytes) -> Any:
-    from PIL import Image
-
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
@@ -72,6 +71,27 @@ def test_templates_of_zero_shot_may_differ_between_requests(served: Get) -> None
 def test_a_small_file_of_much_silence_is_refused(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.MOST_SAMPLES", 1000)
     assert "at most 1000 are taken" in served("whisper", "automatic-speech-recognition").ask(SOUNDS[0])[0].message
+
+
+def test_the_images_of_a_request_are_bounded_together(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 33)
+    model = served("vit", "image-classification")
+    several = [text(IMAGES[0])] * 2
+    fit, bad, alone = model.ask({"inputs": several}, {"inputs": [*several, several[0]]}, IMAGES[0])
+    assert (fit.status, bad.status, alone.status) == (200, 400, 200)
+    assert "more than 2640 pixels together. Send them in several requests" in bad.message
+    content = [{"type": "image", "image": each} for each in [*several, several[0]]]
+    (chat,) = served("llava", "image-text-to-text").ask({"messages": [{"role": "user", "content": content}]})
+    assert (chat.status, chat.message) == (400, bad.message)
+
+
+def test_the_sounds_of_a_request_are_bounded_together(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.LONGEST", 1)
+    fit, bad = served("wav2vec2-classification", "audio-classification").ask(
+        {"inputs": [text(SOUNDS[0]), text(SOUNDS[1])]}, {"inputs": [text(SOUNDS[0])] * 3}
+    )
+    assert (fit.status, bad.status) == (200, 400)
+    assert "The request has 2 s of sound; at most 1 s are taken" in bad.message
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,13 @@ BAD = [
         {"inputs": "x", "parameters": {"candidate_labels": "a", "hypothesis_template": "{:>99999999}"}},
         "must have {} in the place of the label",
     ),
+    (
+        "bert-nli",
+        "zero-shot-classification",
+        {"inputs": ["x"] * 101, "parameters": {"candidate_labels": ["a"] * 100}},
+        "Texts times labels are 10100; at most 10000",
+    ),
+    ("bert-masked", "fill-mask", {"inputs": "[MASK]" * 11, "parameters": {"top_k": 1000}}, "That are 11000 words to propose"),
     ("bert-tokens", "token-classification", {"inputs": "x", "parameters": {"stride": 125}}, "parts that overlap more are too many"),
     ("bert-answers", "question-answering", {"question": "x"}, "`inputs` must be"),
     ("bert-answers", "question-answering", {"question": "x", "context": "y", "parameters": {"doc_stride": 900}}, "at most 0.9 of them"),
