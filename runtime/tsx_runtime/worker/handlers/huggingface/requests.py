@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 from tsx_runtime.worker.codecs.json_text import read_json
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest
-from tsx_runtime.worker.openai.fields import shown
+from tsx_runtime.worker.openai.requests import shown
 
 Reader: TypeAlias = TypeAdapter[Any]
 
