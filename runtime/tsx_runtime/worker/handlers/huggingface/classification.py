@@ -12,10 +12,8 @@ from tsx_runtime.worker.handlers.huggingface.batches import Budget
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.pipelines import PipelineTask
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
-from tsx_runtime.worker.handlers.huggingface.tasks import Request, Unit
-from tsx_runtime.worker.handlers.huggingface.texts import EXAMPLE, a_text, check_length, text_cost
-
-MOST_PAIRS = 10_000  # of a text and a label, or of a masked word and a proposal, in one request
+from tsx_runtime.worker.handlers.huggingface.tasks import MOST_PARTS, Request, Unit
+from tsx_runtime.worker.handlers.huggingface.texts import EXAMPLE, a_text, check_length, check_parts, text_cost
 
 
 class TextPipelineTask(PipelineTask):
@@ -75,8 +73,8 @@ class ZeroShotClassification(TextPipelineTask):
     required = ("candidate_labels",)
 
     def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
-        if (pairs := len(inputs) * len(parameters["candidate_labels"])) > MOST_PAIRS:
-            raise InvalidInput(f"Texts times labels are {pairs}; at most {MOST_PAIRS} are taken. Send several requests.")
+        if (pairs := len(inputs) * len(parameters["candidate_labels"])) > MOST_PARTS:
+            raise InvalidInput(f"Texts times labels are {pairs}; at most {MOST_PARTS} are taken. Send several requests.")
         return super().read_inputs(inputs, parameters)
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
@@ -102,9 +100,15 @@ class TokenClassification(TextPipelineTask):
     }
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
-        stride, room = request.parameters.get("stride", 0), self.loaded.most_tokens or 1 << 30
-        if stride > (most := (room - self.loaded.tokenizer.num_special_tokens_to_add()) * 9 // 10):
-            raise ValueError(f"`stride` is {stride}; it is at most {most}, as parts that overlap more are too many.")
+        stride, room = (
+            request.parameters.get("stride"),
+            (self.loaded.most_tokens or 1 << 30) - self.loaded.tokenizer.num_special_tokens_to_add(),
+        )
+        if stride is not None:
+            if stride > (most := room * 9 // 10):
+                raise ValueError(f"`stride` is {stride}; it is at most {most}, as parts that overlap more are too many.")
+            for text in request.inputs:
+                check_parts(text, room - stride)
         return super().units_of(position, request)
 
 
@@ -115,8 +119,8 @@ class FillMask(TextPipelineTask):
         texts, mask = super().read_inputs(inputs, parameters), self.loaded.tokenizer.mask_token
         if not all(mask in text for text in texts):
             raise InvalidInput(f"The input has no {mask}, which stands for the word to be found.")
-        if (wanted := sum(text.count(mask) for text in texts) * parameters.get("top_k", 5)) > MOST_PAIRS:
-            raise InvalidInput(f"That are {wanted} words to propose; at most {MOST_PAIRS} are. Send fewer {mask} or a lower `top_k`.")
+        if (wanted := sum(text.count(mask) for text in texts) * parameters.get("top_k", 5)) > MOST_PARTS:
+            raise InvalidInput(f"That are {wanted} words to propose; at most {MOST_PARTS} are. Send fewer {mask} or a lower `top_k`.")
         return texts
 
     def options(self, request: Request) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, Unit, each_or_bad
 
 PADDED = ("input_values", "input_features", "attention_mask")  # along their second dimension, where the model masks what is added
+MOST_UNITS = 1000  # of one request, of images and sounds, which are large
+LONGEST_UNIT = 15_000  # vectors of a sound, about five minutes: a model compares each with each
 THRESHOLD: Mapping[str, Reader] = {"threshold": read.number(0, 1)}
 IMAGES: Mapping[str, Mapping[str, Reader]] = {
     "depth-estimation": {},
@@ -61,6 +63,8 @@ class PipelineTask(Task):
                 found = self.pipeline.preprocess(given, **{**self.pipeline._preprocess_params, **before})
                 for tensors in found if isinstance(found, Iterator) else (found,):
                     key = self.key(tensors, before), repr(sorted(forward.items()))
+                    if self.media and len(units) == MOST_UNITS:
+                        raise ValueError(f"it makes more than {MOST_UNITS} parts, which are too many. Send less, or larger parts")
                     units.append(Unit(position, number, tensors, self.length(tensors), key, (forward, after)))
         except (ValueError, TypeError, KeyError, PipelineException) as error:  # transformers' words about what it was given
             raise ValueError(f"The input cannot be prepared: {error}") from error
@@ -145,6 +149,8 @@ class SoundTask(PipelineTask):
     def units_of(self, position: int, request: Request) -> list[Unit]:
         lengths = getattr(self.loaded.model, "_get_feat_extract_output_lengths", None)
         units = super().units_of(position, request)
+        if any(unit.length > LONGEST_UNIT for unit in units):
+            raise ValueError("The sound is too long to be read at once. Send less, or set `chunk_length_s`, where the task has it.")
         for samples in (unit.tensors.get("input_values") for unit in units):
             if lengths is not None and samples is not None and int(lengths(torch.tensor(samples.shape[-1]))) < 1:
                 raise ValueError(f"The sound, or a part of it, has {samples.shape[-1]} samples, which are too few for the model.")

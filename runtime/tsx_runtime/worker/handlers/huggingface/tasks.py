@@ -12,6 +12,8 @@ from tsx_runtime.worker.handlers.huggingface.batches import run_batched
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.requests import Reader, read_parameters
 
+MOST_PARTS = 10_000  # of one request: inputs, parts of a long text, pairs of text and label, proposals for masked words
+
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 
@@ -67,6 +69,8 @@ class Task(ABC):
         inputs, single = self.listed(request.inputs)
         if not inputs:
             raise InvalidInput("`inputs` is empty. Send at least one input.")
+        if len(inputs) > MOST_PARTS:
+            raise InvalidInput(f"`inputs` has {len(inputs)} entries; at most {MOST_PARTS} are taken. Send several requests.")
         return Request(self.read_inputs(inputs, parameters), single, parameters)
 
     def listed(self, inputs: Any) -> tuple[list[Any], bool]:

@@ -11,7 +11,7 @@ from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface.batches import Budget
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
-from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, Unit, each_or_bad
+from tsx_runtime.worker.handlers.huggingface.tasks import MOST_PARTS, Request, Task, Unit, each_or_bad
 
 EXAMPLE = ["Warm-up", "The first request is as fast as the tenth."]
 
@@ -96,6 +96,12 @@ def a_text(given: Any, name: str = "inputs") -> str:
     if not given.strip():
         raise InvalidInput(f"`{name}` is empty: it must have at least one character.")
     return given
+
+
+def check_parts(text: str, step: int) -> None:
+    """Raises ValueError for a text that makes too many parts, each of which begins so many tokens after the last."""
+    if len(text) > MOST_PARTS * step:
+        raise ValueError(f"The text has {len(text)} characters: too many for parts that begin {step} tokens apart. Let them overlap less.")
 
 
 def check_length(unit: Unit, loaded: Loaded) -> Unit:

@@ -85,6 +85,13 @@ def test_the_images_of_a_request_are_bounded_together(served: Get, monkeypatch: 
     assert (chat.status, chat.message) == (400, bad.message)
 
 
+def test_the_parts_of_a_sound_are_bounded(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.pipelines.MOST_UNITS", 3)
+    model, body = served("whisper", "automatic-speech-recognition"), {"array": [0.1] * 1500, "sampling_rate": 1000}
+    (bad,) = model.ask({"inputs": body, "parameters": {"chunk_length_s": 1, "stride_length_s": 0.45}})
+    assert (bad.status, "it makes more than 3 parts" in bad.message) == (400, True)
+
+
 def test_the_sounds_of_a_request_are_bounded_together(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.LONGEST", 1)
     fit, bad = served("wav2vec2-classification", "audio-classification").ask(
@@ -173,6 +180,12 @@ BAD = [
     ("clip", "zero-shot-image-classification", {"inputs": IMAGE, "parameters": {"candidate_labels": ["the " * 300]}}, "must be less than"),
     ("whisper", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"stride_length_s": 3}}, "0.45 of `chunk_length_s`"),
     ("wav2vec2-speech", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"num_beams": 2}}, "has no parameter 'num_beams'"),
+    (
+        "wav2vec2-speech",
+        "automatic-speech-recognition",
+        {"inputs": {"array": [0] * 310_000, "sampling_rate": 1000}},
+        "too long to be read at",
+    ),
     ("llava", "image-text-to-text", {"inputs": {"text": "the file"}}, "`inputs` must be"),
     ("llava", "image-text-to-text", {"inputs": {"image": text(IMAGES[0]), "text": "no place for it"}}, "cannot be prepared"),
     ("llava", "image-text-to-text", {"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "`messages` must be"),
