@@ -74,14 +74,14 @@ def test_a_small_file_of_much_silence_is_refused(served: Get, monkeypatch: pytes
 
 
 def test_the_images_of_a_request_are_bounded_together(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, chatting = served("vit", "image-classification"), served("llava", "image-text-to-text")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 33)
-    model = served("vit", "image-classification")
     several = [text(IMAGES[0])] * 2
     fit, bad, alone = model.ask({"inputs": several}, {"inputs": [*several, several[0]]}, IMAGES[0])
     assert (fit.status, bad.status, alone.status) == (200, 400, 200)
     assert "more than 2640 pixels together. Send them in several requests" in bad.message
     content = [{"type": "image", "image": each} for each in [*several, several[0]]]
-    (chat,) = served("llava", "image-text-to-text").ask({"messages": [{"role": "user", "content": content}]})
+    (chat,) = chatting.ask({"messages": [{"role": "user", "content": content}]})
     assert (chat.status, chat.message) == (400, bad.message)
 
 
