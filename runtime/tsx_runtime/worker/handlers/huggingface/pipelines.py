@@ -55,7 +55,7 @@ class PipelineTask(Task):
         """Raises ValueError."""
         from transformers.pipelines.base import PipelineException  # an extra
 
-        units = []
+        units: list[Unit] = []
         try:
             before, forward, after = self.pipeline._sanitize_parameters(**self.options(request))
             forward, after = {**self.pipeline._forward_params, **forward}, {**self.pipeline._postprocess_params, **after}
