@@ -45,7 +45,7 @@ def serve_fastapi():
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run([listening])
 
 
-def serve_litserve():
+if server == "LitServe":  # whose processes with the model import this module again
     import litserve
 
     class Model(litserve.LitAPI):
@@ -61,6 +61,8 @@ def serve_litserve():
         def encode_response(self, output):
             return output
 
+
+def serve_litserve():
     served = litserve.LitServer(Model(max_batch_size=16, batch_timeout=0.005), accelerator="cpu", workers_per_device=int(processes))
     served.run(host="127.0.0.1", port=int(port), num_api_servers=1, generate_client_file=False, log_level="error")
 
