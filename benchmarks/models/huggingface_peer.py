@@ -1,12 +1,17 @@
-"""A Hugging Face model as users serve it without tsx: `python huggingface_peer.py FastAPI|LitServe DIRECTORY TASK PORT`."""
+"""A Hugging Face model as users serve it without tsx: `python huggingface_peer.py FastAPI|LitServe DIRECTORY TASK PORT PROCESSES`."""
 
+import os
+import socket
 import sys
 
-server, directory, task, port = sys.argv[1:]
+server, directory, task, port, processes = sys.argv[1:]
 
 
 def load():
     """A function from texts to answers."""
+    import torch
+
+    torch.set_num_threads(max(1, os.cpu_count() // int(processes)))
     if task == "sentence-similarity":
         from sentence_transformers import SentenceTransformer
 
@@ -27,16 +32,20 @@ def serve_fastapi():
     class Request(BaseModel):
         inputs: str
 
+    listening = socket.create_server(("127.0.0.1", int(port)), backlog=1024)
+    for _ in range(int(processes) - 1):
+        if not os.fork():
+            break
     app, answer = FastAPI(), load()
 
     @app.post("/predict")
     def predict(request: Request) -> JSONResponse:
         return JSONResponse(answer([request.inputs])[0])
 
-    uvicorn.run(app, port=int(port), log_level="error")
+    uvicorn.Server(uvicorn.Config(app, log_level="error")).run([listening])
 
 
-def serve_litserve():
+if server == "LitServe":  # whose processes with the model import this module again
     import litserve
 
     class Model(litserve.LitAPI):
@@ -52,7 +61,9 @@ def serve_litserve():
         def encode_response(self, output):
             return output
 
-    served = litserve.LitServer(Model(max_batch_size=16, batch_timeout=0.005), accelerator="cpu")
+
+def serve_litserve():
+    served = litserve.LitServer(Model(max_batch_size=16, batch_timeout=0.005), accelerator="cpu", workers_per_device=int(processes))
     served.run(host="127.0.0.1", port=int(port), num_api_servers=1, generate_client_file=False, log_level="error")
 
 

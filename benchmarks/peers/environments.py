@@ -18,7 +18,7 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "TorchServe": ("torchserve==0.12.0", "torch-model-archiver==0.12.0", "PyYAML", *MODELS_NEED),
     "Mosec": ("mosec==0.9.8", *MODELS_NEED),
     "LitServe": ("litserve==0.2.19", *MODELS_NEED),
-    "LitServe-texts": ("litserve==0.2.19", "torch", "transformers", "sentence-transformers"),
+    "LitServe_texts": ("litserve==0.2.19", "torch", "transformers", "sentence-transformers"),
     "archiver": ("torch-model-archiver==0.12.0",),
 }
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY as KEY
 from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
-from tsx_runtime.worker.exceptions import BadRows, InvalidInput, LoadError, in_words
+from tsx_runtime.worker.exceptions import InvalidInput, LoadError, in_words
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
@@ -24,7 +24,7 @@ from tsx_runtime.worker.handlers.huggingface.pipelines import IMAGES, ImageTask,
 from tsx_runtime.worker.handlers.huggingface.requests import read_body
 from tsx_runtime.worker.handlers.huggingface.sentences import Sentences, TextRanking
 from tsx_runtime.worker.handlers.huggingface.seq2seq import OUTPUTS, TextToText
-from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task
+from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, each_or_bad
 from tsx_runtime.worker.openai import tasks as openai
 
 TASKS: Mapping[str, Callable[[Loaded], Task]] = {
@@ -58,8 +58,8 @@ class HuggingFaceHandler:
 
     def __init__(self) -> None:
         self.device: Any = None
-        self.task: Any = None
-        self.loaded: Any = None
+        self.task: Task
+        self.loaded: Loaded
         self.input_kind = "json"
         self.precision: str | None = None
 
@@ -96,38 +96,36 @@ class HuggingFaceHandler:
     def handle(self, data: Any, context: Context) -> list[Any]:
         if context.get_request_header(0, "describe") == "True":
             return [self._described()]
-        requests: list[Request] = []
-        paths: list[str] = []
-        faults: dict[int, str] = {}
-        for position, row in enumerate(data):
-            path = str(context.get_request_header(position, "url_path") or "").strip("/")
-            paths.append(path if path in OPENAI_TASKS or path.startswith("v1/") else "")
-            try:
-                requests.append(self._read_openai(row, path, context, position) if paths[-1] else self._read(row))
-            except InvalidInput as error:
-                faults[position] = error.message
-        if faults:
-            raise BadRows(faults)
+        paths = [str(context.get_request_header(position, "url_path") or "").strip("/") for position in range(len(data))]
+
+        def read(position: int, row: Any) -> Request:
+            path = paths[position]
+            if path not in OPENAI_TASKS and not path.startswith("v1/"):
+                paths[position] = ""
+                return self._read(row)
+            if OPENAI_TASKS.get(path) != self.loaded.task:
+                raise InvalidInput(
+                    f"Model {context.model_name} is of the task {self.loaded.task}, which does not answer /{path}. "
+                    f'Send {{"inputs": ...}} to /predictions/{context.model_name}.'
+                )
+            return self._read_of(path, row, context.model_name)
+
+        def write(position: int, result: TaskResult) -> Any:
+            if not paths[position]:
+                return JsonText(to_compact_json(result.output, context.json_nan))
+            context.set_response_content_type(position, "application/json")
+            row = data[position]
+            return openai.write(paths[position], row.get("body", row), [result], context.model_name)
+
+        requests = each_or_bad(read, data)
         with torch.inference_mode():
-            results: list[TaskResult] = self.task.answer(requests)
-        answers: list[Any] = []
-        for position, (path, result) in enumerate(zip(paths, results, strict=True)):
-            try:
-                if path:
-                    answers.append(self._openai_answer(path, data[position], result, context, position))
-                else:
-                    answers.append(JsonText(to_compact_json(result.output, context.json_nan)))
-            except InvalidInput as error:
-                faults[position] = error.message
-        if faults:
-            raise BadRows(faults)
-        return answers
+            results = self.task.answer(requests)
+        return each_or_bad(write, results)
 
     def cost(self, row: Any) -> float:
         """In tokens, or in inputs where the task reads no text."""
-        request: Request | None
         try:
-            request = self._read(row)
+            request: Request | None = self._read(row)
             if isinstance(row, dict) and ("body" in row or "data" in row):  # a form may be one of OpenAI's
                 row[_READ] = request
         except InvalidInput:
@@ -145,24 +143,11 @@ class HuggingFaceHandler:
         found: Request | None = row.get(_READ) if isinstance(row, Mapping) else None
         return found if found is not None else self.task.read(read_body(row, self.task.fields, media=self.task.media))
 
-    def _read_openai(self, row: Any, path: str, context: Context, position: int) -> Request:
-        if OPENAI_TASKS.get(path) != self.loaded.task:
-            raise InvalidInput(
-                f"Model {context.model_name} is of the task {self.loaded.task}, which does not answer /{path}. "
-                f'Send {{"inputs": ...}} to /predictions/{context.model_name}.'
-            )
-        return self._read_of(path, row, context.model_name)
-
     def _read_of(self, path: str, row: Any, model: str) -> Request:
         request: TaskRequest = openai.read(path, row.get("body", row) if isinstance(row, Mapping) else row, model)
         if path == openai.EMBEDDINGS:  # of length 1 there, and of texts as a whole
             request = request._replace(parameters={**request.parameters, "normalize": True})
-        found: Request = self.task.read(request)
-        return found
-
-    def _openai_answer(self, path: str, row: Any, result: TaskResult, context: Context, position: int) -> Any:
-        context.set_response_content_type(position, "application/json")
-        return openai.write(path, row.get("body", row), [result], context.model_name)
+        return self.task.read(request)
 
     def _described(self) -> dict[str, Any]:
         return {

@@ -15,8 +15,8 @@ from tsx_runtime.worker.exceptions import InvalidInput, LoadError
 from tsx_runtime.worker.handlers.steps.image_processing import to_rgb
 from tsx_runtime.worker.handlers.vision import NotAnImage, open_image
 
-LONGEST = 3600  # seconds of a sound: a small file may hold days of silence
-MOST_SAMPLES = LONGEST * 48_000  # of all channels together
+LONGEST = 3600  # seconds of sound in a request: a small file may hold days of silence
+MOST_SAMPLES = LONGEST * 48_000  # in a file, of all channels together
 
 
 def file_bytes(value: Any, what: str) -> bytes:
@@ -34,32 +34,49 @@ def file_bytes(value: Any, what: str) -> bytes:
         raise InvalidInput(f"The input is no {what}: its text is not base64 ({error}).") from None
 
 
-def read_image(value: Any) -> Image.Image:
-    """In RGB. Raises InvalidInput."""
-    try:
-        image = open_image(file_bytes(value, "image"))
-        return to_rgb(image)
-    except (NotAnImage, ValueError, OSError) as error:
-        raise InvalidInput(str(error)) from error
+class ImageReader:
+    """Of the images of one request: all of them together may have no more pixels than Pillow takes of one."""
 
+    def __init__(self) -> None:
+        self._pixels = 0
 
-def read_sound(value: Any, rate: int) -> np.ndarray[Any, Any]:
-    """Mono, float32, with `rate` samples a second. Samples may also come as `{"array": [...], "sampling_rate": N}`."""
-    if isinstance(value, dict):
-        samples, given = value.get("array", value.get("raw")), value.get("sampling_rate")
+    def __call__(self, value: Any) -> Image.Image:
+        """In RGB. Raises InvalidInput."""
         try:
-            sound = np.asarray(samples, dtype=np.float32)
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(f"`array` is no list of numbers: {error}") from None
-        if sound.ndim != 1 or not isinstance(given, int) or not 1000 <= given <= 400_000:
-            raise InvalidInput('A sound in JSON is {"array": [numbers of one channel], "sampling_rate": a number from 1000 to 400000}.')
-    else:
-        sound, given = _decoded(file_bytes(value, "sound"))
-    if not len(sound) or not np.isfinite(sound).all():
-        raise InvalidInput("The sound is empty, or its samples are no finite numbers.")
-    if len(sound) > LONGEST * given:
-        raise InvalidInput(f"The sound has {len(sound) / given:.0f} s; at most {LONGEST} s are taken. Send it in parts.")
-    return sound if given == rate else resampled(sound, given, rate)
+            image = to_rgb(open_image(file_bytes(value, "image")))
+        except (NotAnImage, ValueError, OSError) as error:
+            raise InvalidInput(str(error)) from error
+        self._pixels += image.width * image.height
+        if Image.MAX_IMAGE_PIXELS is not None and self._pixels > (most := 2 * Image.MAX_IMAGE_PIXELS):  # above this Pillow raises
+            raise InvalidInput(f"The images of the request have more than {most} pixels together. Send them in several requests.")
+        return image
+
+
+class SoundReader:
+    """Of the sounds of one request: together they last no longer than LONGEST."""
+
+    def __init__(self, rate: int) -> None:
+        self._rate = rate  # samples a second
+        self._seconds = 0.0
+
+    def __call__(self, value: Any) -> np.ndarray[Any, Any]:
+        """Mono, float32. Samples may also come as `{"array": [...], "sampling_rate": N}`. Raises InvalidInput."""
+        if isinstance(value, dict):
+            samples, given = value.get("array", value.get("raw")), value.get("sampling_rate")
+            try:
+                sound = np.asarray(samples, dtype=np.float32)
+            except (TypeError, ValueError) as error:
+                raise InvalidInput(f"`array` is no list of numbers: {error}") from None
+            if sound.ndim != 1 or not isinstance(given, int) or not 1000 <= given <= 400_000:
+                raise InvalidInput('A sound in JSON is {"array": [numbers of one channel], "sampling_rate": a number from 1000 to 400000}.')
+        else:
+            sound, given = _decoded(file_bytes(value, "sound"))
+        if not len(sound) or not np.isfinite(sound).all():
+            raise InvalidInput("The sound is empty, or its samples are no finite numbers.")
+        self._seconds += len(sound) / given
+        if self._seconds > LONGEST:
+            raise InvalidInput(f"The request has {self._seconds:.0f} s of sound; at most {LONGEST} s are taken. Send it in parts.")
+        return sound if given == self._rate else resampled(sound, given, self._rate)
 
 
 def resampled(sound: np.ndarray[Any, Any], given: int, rate: int) -> np.ndarray[Any, Any]:
@@ -84,8 +101,6 @@ def _decoded(data: bytes) -> tuple[np.ndarray[Any, Any], int]:
 
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            if file.frames > LONGEST * file.samplerate:
-                raise InvalidInput(f"The sound has {file.frames / file.samplerate:.0f} s; at most {LONGEST} s are taken.")
             if file.frames * file.channels > MOST_SAMPLES:  # in a small file, where they are silence
                 raise InvalidInput(f"The sound has {file.frames} samples in {file.channels} channels; at most {MOST_SAMPLES} are taken.")
             return file.read(dtype="float32", always_2d=True).mean(axis=1), int(file.samplerate)

@@ -1,24 +1,28 @@
-"""Images and sounds, by transformers' own pipelines: inputs are prepared and outputs read as there, and the model runs them together."""
+"""Tasks by transformers' own pipelines: inputs are prepared and outputs read as there, and the model runs them together.
+
+Here are those of images and sounds; `classification.py` has those of text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 
-from tsx_runtime.worker.exceptions import BadRows, InvalidInput
-from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
+from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface import requests as read
-from tsx_runtime.worker.handlers.huggingface.batches import run_batched
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
-from tsx_runtime.worker.handlers.huggingface.media import need_soundfile, plain, read_image, read_sound
+from tsx_runtime.worker.handlers.huggingface.media import ImageReader, SoundReader, need_soundfile, plain
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
-from tsx_runtime.worker.handlers.huggingface.tasks import BaseTask, Request
+from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, Unit, each_or_bad
 
 PADDED = ("input_values", "input_features", "attention_mask")  # along their second dimension, where the model masks what is added
+MOST_UNITS = 1000  # of one request, of images and sounds, which are large
+LONGEST_UNIT = 15_000  # vectors of a sound, about five minutes: a model compares each with each
 THRESHOLD: Mapping[str, Reader] = {"threshold": read.number(0, 1)}
 IMAGES: Mapping[str, Mapping[str, Reader]] = {
     "depth-estimation": {},
@@ -34,100 +38,83 @@ IMAGES: Mapping[str, Mapping[str, Reader]] = {
 }
 
 
-class _Unit(NamedTuple):
-    """What the model is given for one input, or for a part of one."""
-
-    request: int
-    input: int
-    tensors: dict[str, Any]
-    before: dict[str, Any]  # how it was prepared
-    options: dict[str, Any]  # of this call of the model
-
-
-class PipelineTask(BaseTask):
+class PipelineTask(Task):
     media = True
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
+        from transformers.pipelines.base import ChunkPipeline  # an extra
+
         self.pipeline = loaded.pipeline
+        self._in_parts = isinstance(self.pipeline, ChunkPipeline)  # whether an input may be several units
 
-    def answer(self, requests: Sequence[Request]) -> list[TaskResult]:
-        chosen, units = self._prepared(requests)
-        parts: list[list[list[Any]]] = [[[] for _ in request.inputs] for request in requests]
-        keys = [self._key(unit, requests[unit.request].adapter) for unit in units]
+    def units(self, requests: Sequence[Request]) -> list[Unit]:
+        return [unit for units in each_or_bad(self.units_of, requests) for unit in units]
 
-        def run(positions: list[int]) -> list[Any]:
-            self.loaded.adapters.apply(requests[units[positions[0]].request].adapter)
-            try:
-                return self._run([units[position] for position in positions])
-            except ValueError as error:  # as above, of what `generate` cannot do, or of a text that is too long
-                raise InvalidInput(f"The model cannot take the input: {error}") from error
+    def units_of(self, position: int, request: Request) -> list[Unit]:
+        """Raises ValueError."""
+        from transformers.pipelines.base import PipelineException  # an extra
 
-        for unit, output in zip(units, run_batched([_length(unit) for unit in units], keys, self.loaded.budget, run), strict=True):
-            parts[unit.request][unit.input].append(output)
-        results, faults = list[TaskResult](), dict[int, str]()
-        for position, (request, found, (_, _, after)) in enumerate(zip(requests, parts, chosen, strict=True)):
-            options = {**self.pipeline._postprocess_params, **after}
-            try:
-                results.append(TaskResult(request.shaped([plain(self._output(each, options)) for each in found])))
-            except ValueError as error:  # a parameter that does not fit the model, in transformers' words
-                faults[position] = str(error)
-        if faults:
-            raise BadRows(faults)
-        return results
-
-    def _prepared(self, requests: Sequence[Request]) -> tuple[list[tuple[Any, Any, Any]], list[_Unit]]:
-        chosen: list[tuple[Any, Any, Any]] = []
-        units: list[_Unit] = []
-        faults: dict[int, str] = {}
-        for position, request in enumerate(requests):
-            try:
-                before, options, after = self.pipeline._sanitize_parameters(**self.options(request))
-                chosen.append((before, options, after))
-                for number, given in enumerate(request.inputs):
-                    for tensors in self._units(given, before):
-                        units.append(_Unit(position, number, tensors, before, {**self.pipeline._forward_params, **options}))
-            except (ValueError, TypeError, KeyError) as error:  # transformers' words about what it was given
-                faults[position] = f"The input cannot be prepared: {error}"
-        if faults:
-            raise BadRows(faults)
-        return chosen, units
+        units: list[Unit] = []
+        try:
+            before, forward, after = self.pipeline._sanitize_parameters(**self.options(request))
+            forward, after = {**self.pipeline._forward_params, **forward}, {**self.pipeline._postprocess_params, **after}
+            for number, given in enumerate(request.inputs):
+                found = self.pipeline.preprocess(given, **{**self.pipeline._preprocess_params, **before})
+                for tensors in found if isinstance(found, Iterator) else (found,):
+                    key = self.key(tensors, before), repr(sorted(forward.items()))
+                    if self.media and len(units) == MOST_UNITS:
+                        raise ValueError(f"it makes more than {MOST_UNITS} parts, which are too many. Send less, or larger parts")
+                    units.append(Unit(position, number, tensors, self.length(tensors), key, (forward, after)))
+        except (ValueError, TypeError, KeyError, PipelineException) as error:  # transformers' words about what it was given
+            raise ValueError(f"The input cannot be prepared: {error}") from error
+        return units
 
     def options(self, request: Request) -> dict[str, Any]:
         """The pipeline's own arguments."""
         return {name: value for name, value in request.parameters.items() if name != "adapter"}
 
-    def _units(self, given: Any, before: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        found = self.pipeline.preprocess(given, **{**self.pipeline._preprocess_params, **before})
-        yield from (found if isinstance(found, Iterator) else (found,))
+    def key(self, tensors: Mapping[str, Any], before: Mapping[str, Any]) -> Hashable:
+        """Units of one key fit into one call of the model, whose outputs are those of each alone. `before`: how they were prepared."""
+        masked = self.masks(tensors)
+        shapes = [
+            (name, (value.shape[2:] if masked and name in PADDED else value.shape[1:]) if isinstance(value, torch.Tensor) else None)
+            for name, value in sorted(tensors.items())
+        ]
+        return *shapes, repr(sorted(before.items()))
 
-    def _key(self, unit: _Unit, adapter: str | None) -> Hashable:
-        """Units of one key fit into one call of the model, whose outputs are those of each alone."""
-        masked = self.masks(unit)
-        shapes = tuple(
-            (name, value.shape[2:] if masked and name in PADDED else value.shape[1:])
-            for name, value in sorted(unit.tensors.items())
-            if isinstance(value, torch.Tensor)
-        )
-        return adapter, shapes, repr(sorted(unit.options.items())), repr(sorted(unit.before.items())), repr(sorted(unit.tensors))
-
-    def masks(self, unit: _Unit) -> bool:
+    def masks(self, tensors: Mapping[str, Any]) -> bool:
         """Whether units of other lengths may be padded to the longest."""
         return False
 
-    def _run(self, units: Sequence[_Unit]) -> list[Any]:
+    def length(self, tensors: Mapping[str, Any]) -> int:
+        """Of samples of a sound the model makes a vector for each few hundred."""
+        samples = tensors.get("input_values")
+        return 1 if samples is None or samples.ndim != 2 else 1 + samples.shape[1] // 320
+
+    def cost(self, request: Request) -> int:
+        return len(request.inputs)
+
+    def run(self, units: Sequence[Unit]) -> Sequence[Any]:
+        outputs = self.forward([unit.tensors for unit in units], dict(units[0].options[0]))
+        return [(output, unit.options[1]) for output, unit in zip(outputs, units, strict=True)]
+
+    def forward(self, tensors: Sequence[dict[str, Any]], options: dict[str, Any]) -> list[Any]:
         from transformers.pipelines.base import pad_collate_fn  # an extra
         from transformers.pipelines.pt_utils import PipelineIterator
 
-        options = dict(units[0].options)
-        if len(units) == 1:
-            return [self.pipeline.forward(dict(units[0].tensors), **options)]
+        if len(tensors) == 1:
+            return [self.pipeline.forward(dict(tensors[0]), **options)]
         collate = pad_collate_fn(self.pipeline.tokenizer, self.pipeline.feature_extractor or self.pipeline.image_processor)
-        together = collate([unit.tensors for unit in units])
-        return list(PipelineIterator([together], self.pipeline.forward, options, len(units)))
+        return list(PipelineIterator([collate(tensors)], self.pipeline.forward, options, len(tensors)))
 
-    def _output(self, parts: list[Any], options: dict[str, Any]) -> Any:
-        return self.pipeline.postprocess(parts[0], **options)
+    def output(self, request: Request, parts: list[list[Any]]) -> Any:
+        return request.shaped([self.postprocessed(each) for each in parts])
+
+    def postprocessed(self, parts: list[Any]) -> Any:
+        """Of one input. Raises ValueError, in transformers' words, for a parameter that does not fit the model."""
+        outputs, (_, after) = [output for output, _ in parts], parts[0]
+        return plain(self.pipeline.postprocess(outputs if self._in_parts else outputs[0], **after))
 
 
 class ImageTask(PipelineTask):
@@ -138,8 +125,8 @@ class ImageTask(PipelineTask):
         self.parameters = IMAGES[loaded.task]
         self.required = tuple({"candidate_labels"} & self.parameters.keys())
 
-    def read_input(self, given: Any, parameters: dict[str, Any]) -> Image.Image:
-        return read_image(given)
+    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+        return [*map(ImageReader(), inputs)]
 
     def example(self) -> TaskRequest:
         parameters = {"candidate_labels": ["light", "dark"]} if "candidate_labels" in self.parameters else {}
@@ -156,20 +143,22 @@ class SoundTask(PipelineTask):
         super().__init__(loaded)
         need_soundfile()
 
-    def read_input(self, given: Any, parameters: dict[str, Any]) -> np.ndarray[Any, Any]:
-        return read_sound(given, self.pipeline.feature_extractor.sampling_rate)
+    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+        return [*map(SoundReader(self.pipeline.feature_extractor.sampling_rate), inputs)]
 
-    def _units(self, given: Any, before: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    def units_of(self, position: int, request: Request) -> list[Unit]:
         lengths = getattr(self.loaded.model, "_get_feat_extract_output_lengths", None)
-        for tensors in super()._units(given, before):
-            samples = tensors.get("input_values")
+        units = super().units_of(position, request)
+        if any(unit.length > LONGEST_UNIT for unit in units):
+            raise ValueError("The sound is too long to be read at once. Send less, or set `chunk_length_s`, where the task has it.")
+        for samples in (unit.tensors.get("input_values") for unit in units):
             if lengths is not None and samples is not None and int(lengths(torch.tensor(samples.shape[-1]))) < 1:
-                raise ValueError(f"the sound, or a part of it, has {samples.shape[-1]} samples, which are too few for the model")
-            yield tensors
+                raise ValueError(f"The sound, or a part of it, has {samples.shape[-1]} samples, which are too few for the model.")
+        return units
 
-    def masks(self, unit: _Unit) -> bool:
+    def masks(self, tensors: Mapping[str, Any]) -> bool:
         """Without a mask, and where a model normalises over all of the time, what is added would change the answer."""
-        return "attention_mask" in unit.tensors and getattr(self.loaded.model.config, "feat_extract_norm", "layer") != "group"
+        return "attention_mask" in tensors and getattr(self.loaded.model.config, "feat_extract_norm", "layer") != "group"
 
     def example(self) -> TaskRequest:
         return TaskRequest({"array": [0.0, 0.1, 0.0, -0.1] * 4000, "sampling_rate": 16000}, {})
@@ -178,7 +167,8 @@ class SoundTask(PipelineTask):
 class SpeechRecognition(SoundTask):
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
-        self._generates = self.pipeline.type != "ctc" and self.pipeline.type != "ctc_with_lm"
+        self._generates = self.pipeline.type not in ("ctc", "ctc_with_lm")
+        self._lengths = getattr(loaded.model, "_get_feat_extract_output_lengths", None) if self.pipeline.type == "ctc" else None
         most = getattr(loaded.model.config, "max_target_positions", None) or 1024
         self._generation = read.generation(most) | {"language": read.string, "task": read.one_of("transcribe", "translate")}
         timestamps = {"return_timestamps": read.one_of(True, False, "word", "char")}
@@ -193,23 +183,17 @@ class SpeechRecognition(SoundTask):
             raise ValueError(f"`stride_length_s` is {options['stride_length_s']}: it is at most {most:g}, 0.45 of `chunk_length_s`")
         return options
 
-    def _run(self, units: Sequence[_Unit]) -> list[Any]:
-        if self.pipeline.type != "ctc":
-            return super()._run(units)
-        lengths = [self._frames(unit) for unit in units]  # before the call, which takes the mask away
-        outputs = super()._run(units)
-        return [{**output, "tokens": output["tokens"][:, :count]} for output, count in zip(outputs, lengths, strict=True)]
+    def forward(self, tensors: Sequence[dict[str, Any]], options: dict[str, Any]) -> list[Any]:
+        """Of what a CTC model gives for a padded sound, only what is the sound's own."""
+        if self._generates or self._lengths is None:
+            return super().forward(tensors, options)
+        masks = [each.get("attention_mask") for each in tensors]  # before the call, which takes them away
+        counts = [None if mask is None else int(self._lengths(mask.sum())) for mask in masks]
+        outputs = zip(super().forward(tensors, options), counts, strict=True)
+        return [{**output, "tokens": output["tokens"][:, :count]} for output, count in outputs]
 
-    def _frames(self, unit: _Unit) -> int | None:
-        """Of the model's output that are the sound's own, and not of the padding."""
-        lengths = getattr(self.loaded.model, "_get_feat_extract_output_lengths", None)
-        return None if lengths is None or "attention_mask" not in unit.tensors else int(lengths(unit.tensors["attention_mask"].sum()))
-
-    def masks(self, unit: _Unit) -> bool:
-        return super().masks(unit) and (self.pipeline.type != "ctc" or hasattr(self.loaded.model, "_get_feat_extract_output_lengths"))
-
-    def _output(self, parts: list[Any], options: dict[str, Any]) -> Any:
-        return self.pipeline.postprocess(parts, **options)
+    def masks(self, tensors: Mapping[str, Any]) -> bool:
+        return super().masks(tensors) and (self._generates or self._lengths is not None)
 
     def example(self) -> TaskRequest:
         return super().example()._replace(parameters={"max_new_tokens": 4} if self._generates else {})
@@ -231,21 +215,24 @@ class ImageTextToText(PipelineTask):
             return [{"messages": inputs}], True
         return super().listed(inputs)
 
-    def read_input(self, given: Any, parameters: dict[str, Any]) -> Any:
+    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
         from transformers.pipelines.base import Chat  # an extra
 
-        if not isinstance(given, dict):
-            given = {"image": given, "text": parameters.get("text", "")}
-        if "messages" in given:
-            try:
-                return Chat([_with_images(message) for message in given["messages"]])
-            except (TypeError, ValueError, KeyError, AttributeError) as error:
-                raise InvalidInput(f"`messages` must be a list of objects with role and content: {error}") from None
-        images = given.get("images", [given["image"]] if "image" in given else None)
-        text = given.get("text", parameters.get("text", ""))
-        if not isinstance(images, list) or not images or not isinstance(text, str):
-            raise InvalidInput('`inputs` must be {"image": "base64", "text": "..."}, or a list of messages.')
-        return {"images": [read_image(image) for image in images], "text": text}
+        found, read_image = list[Any](), ImageReader()
+        for each in inputs:
+            given = each if isinstance(each, dict) else {"image": each}
+            images = given.get("images", [given["image"]] if "image" in given else None)
+            text = given.get("text", parameters.get("text", ""))
+            if "messages" in given:
+                try:
+                    found.append(Chat([_with_images(message, read_image) for message in given["messages"]]))
+                except (TypeError, ValueError, KeyError, AttributeError) as error:
+                    raise InvalidInput(f"`messages` must be a list of objects with role and content: {error}") from None
+            elif isinstance(images, list) and images and isinstance(text, str):
+                found.append({"images": [*map(read_image, images)], "text": text})
+            else:
+                raise InvalidInput('`inputs` must be {"image": "base64", "text": "..."}, or a list of messages.')
+        return found
 
     def options(self, request: Request) -> dict[str, Any]:
         generate = {name: value for name, value in request.parameters.items() if name in self._generation}
@@ -261,7 +248,7 @@ class ImageTextToText(PipelineTask):
         return TaskRequest({"image": image, "text": f"{token} Warm-up"}, {"max_new_tokens": 4})
 
 
-def _with_images(message: dict[str, Any]) -> dict[str, Any]:
+def _with_images(message: dict[str, Any], read_image: ImageReader) -> dict[str, Any]:
     """The message, its images decoded: `{"type": "image", "image": base64}`, or OpenAI's `image_url` with a data URL."""
     content = message["content"]
     if isinstance(content, str):
@@ -276,9 +263,3 @@ def _with_images(message: dict[str, Any]) -> dict[str, Any]:
         else:
             raise ValueError(f"a part has the type {part['type']!r}, and not text or image")
     return {"role": message["role"], "content": parts}
-
-
-def _length(unit: _Unit) -> int:
-    """For the budget of a call: of samples of a sound the model makes a vector for each few hundred."""
-    samples = unit.tensors.get("input_values")
-    return 1 if samples is None or samples.ndim != 2 else 1 + samples.shape[1] // 320

@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
 from tsx_runtime.worker.exceptions import LoadError
-
-Step: TypeAlias = Callable[[torch.Tensor], torch.Tensor]  # vectors of sentences -> the same number of vectors
 
 LEGACY = {  # how configurations said it before `pooling_mode`
     "pooling_mode_cls_token": "cls",
@@ -27,15 +25,35 @@ LEGACY = {  # how configurations said it before `pooling_mode`
 }
 
 
-class SentenceLayout(NamedTuple):
-    modes: tuple[str, ...]  # of pooling; the vectors of several stand one behind the other
-    steps: tuple[Step, ...]
-    normalizes: bool
-    most_tokens: int | None
-    lower: bool
-    prompts: Mapping[str, str]
-    default_prompt: str | None
-    similarity: str
+class SentenceLayout:
+    """Without modules.json the mean of the tokens, as sentence-transformers has it. Raises LoadError."""
+
+    def __init__(self, directory: Path, device: torch.device) -> None:
+        self.modes = ["mean"]  # of pooling; the vectors of several stand one behind the other
+        self.steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
+        self.normalizes = False
+        for module in _json(directory / "modules.json") or []:
+            self._add(str(module.get("type", "")).rpartition(".")[2], directory, directory / str(module.get("path", "")), device)
+        bert, said = _json(directory / "sentence_bert_config.json") or {}, _json(directory / "config_sentence_transformers.json") or {}
+        self.most_tokens: int | None = bert.get("max_seq_length")
+        self.lower = bool(bert.get("do_lower_case"))
+        self.prompts: Mapping[str, str] = said.get("prompts") or {}
+        self.default_prompt: str | None = said.get("default_prompt_name")
+        self.similarity = said.get("similarity_fn_name") or "cosine"
+
+    def _add(self, kind: str, directory: Path, place: Path, device: torch.device) -> None:
+        if kind == "Transformer":
+            if place.resolve() != directory.resolve():
+                raise LoadError(f"The model of the sentence model lies in {place.name}/; it must lie beside modules.json.")
+        elif kind == "Pooling":
+            self.modes = _modes(_json(place / "config.json") or {})
+        elif kind == "Dense":
+            self.steps.append(_dense(place, device))
+        elif kind == "Normalize":
+            self.normalizes = True
+            self.steps.append(lambda vectors: nn.functional.normalize(vectors, dim=-1))
+        elif kind != "Dropout":
+            raise LoadError(f"modules.json has a module {kind!r}; Transformer, Pooling, Dense, Normalize and Dropout are known.")
 
     def vectors(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Of the model's last layer (rows, tokens, size)."""
@@ -47,12 +65,12 @@ class SentenceLayout(NamedTuple):
 
 
 def pooled(mode: str, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Of rows that are padded on the right."""
     weights = mask.unsqueeze(-1).to(tokens.dtype)
     if mode == "cls":
-        return tokens[torch.arange(len(tokens)), mask.argmax(dim=1)]
+        return tokens[:, 0]
     if mode == "lasttoken":
-        places = torch.arange(mask.shape[1], device=mask.device)
-        return tokens[torch.arange(len(tokens)), (mask * places).argmax(dim=1)]
+        return tokens[torch.arange(len(tokens)), mask.sum(dim=1) - 1]
     if mode == "max":
         return tokens.masked_fill(weights == 0, float("-inf")).max(dim=1).values
     if mode == "weightedmean":
@@ -61,50 +79,17 @@ def pooled(mode: str, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return (tokens * weights).sum(dim=1) / (count.sqrt() if mode == "mean_sqrt_len_tokens" else count)
 
 
-def read_layout(directory: Path, device: torch.device) -> SentenceLayout:
-    """Without modules.json the mean of the tokens, as sentence-transformers has it. Raises LoadError."""
-    modes: tuple[str, ...] = ()
-    steps: list[Step] = []
-    normalizes = False
-    for module in _json(directory / "modules.json") or []:
-        kind, place = str(module.get("type", "")).rpartition(".")[2], directory / str(module.get("path", ""))
-        if kind == "Transformer":
-            if place.resolve() != directory.resolve():
-                raise LoadError(f"The model of the sentence model lies in {place.name}/; it must lie beside modules.json.")
-        elif kind == "Pooling":
-            modes = _modes(_json(place / "config.json") or {})
-        elif kind == "Dense":
-            steps.append(_dense(place, device))
-        elif kind == "Normalize":
-            normalizes = True
-            steps.append(lambda vectors: nn.functional.normalize(vectors, dim=-1))
-        elif kind != "Dropout":
-            raise LoadError(f"modules.json has a module {kind!r}; Transformer, Pooling, Dense, Normalize and Dropout are known.")
-    bert = _json(directory / "sentence_bert_config.json") or {}
-    said = _json(directory / "config_sentence_transformers.json") or {}
-    return SentenceLayout(
-        modes or ("mean",),
-        tuple(steps),
-        normalizes,
-        bert.get("max_seq_length"),
-        bool(bert.get("do_lower_case")),
-        said.get("prompts") or {},
-        said.get("default_prompt_name"),
-        said.get("similarity_fn_name") or "cosine",
-    )
-
-
-def _modes(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _modes(config: Mapping[str, Any]) -> list[str]:
     if config.get("include_prompt") is False:
         raise LoadError("The pooling leaves out the tokens of the prompt (include_prompt: false), which is not supported.")
     said = config.get("pooling_mode")
     modes = [said] if isinstance(said, str) else said or [mode for key, mode in LEGACY.items() if config.get(key)]
     if unknown := set(modes) - set(LEGACY.values()):
         raise LoadError(f"The pooling mode {', '.join(map(str, unknown))} is unknown; known are {', '.join(LEGACY.values())}.")
-    return tuple(modes)
+    return list(modes) or ["mean"]
 
 
-def _dense(place: Path, device: torch.device) -> Step:
+def _dense(place: Path, device: torch.device) -> nn.Module:
     from safetensors.torch import load_file  # comes with transformers
 
     config = _json(place / "config.json") or {}

@@ -6,18 +6,22 @@ or the bytes of an image or a sound. Parameters may also stand beside `inputs`, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from tsx_runtime.worker.codecs.json_text import read_json
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest
+from tsx_runtime.worker.openai.requests import shown
 
-Reader: TypeAlias = Callable[[Any], Any]  # gives the value; raises ValueError with what it must be
+Reader: TypeAlias = TypeAdapter[Any]
 
 JSON_STARTS = b'{["'  # no format of images or sounds begins so
 NO_PARAMETERS = frozenset({"inputs", "parameters", "options", "model"})  # `options` is for the hosted API's own cache and queue
 NESTED = ("generation_parameters", "generate_parameters", "generate_kwargs")  # three names of one thing in the API's history
+MOST_LABELS = 1000
 
 
 def read_body(row: Any, fields: Collection[str], *, media: bool) -> TaskRequest:
@@ -95,9 +99,10 @@ def read_parameters(given: Mapping[str, Any], known: Mapping[str, Reader], task:
             takes = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
             raise InvalidInput(f"{task} has no parameter {name!r}; {takes}.")
         try:
-            values[name] = known[name](value)
-        except ValueError as error:
-            raise InvalidInput(f"The parameter {name!r} is {_shown(value)}; it must be {error}.") from None
+            values[name] = known[name].validate_python(value)
+        except ValidationError as error:
+            message = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise InvalidInput(f"The parameter {name!r} is {shown(value)}: {message}.") from None
     return values
 
 
@@ -105,85 +110,46 @@ def _kind(value: Any) -> str:
     return {dict: "object", list: "list", str: "string", bool: "boolean"}.get(type(value), "number")
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
-
-
 # Readers
 
 
 def whole(least: int = 1, most: int = 1 << 31) -> Reader:
-    def read(value: Any) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
-            return value
-        raise ValueError(f"a whole number from {least} to {most}")
-
-    return read
+    return TypeAdapter(Annotated[int, Field(strict=True, ge=least, le=most)])
 
 
 def number(least: float, most: float) -> Reader:
-    def read(value: Any) -> float:
-        if isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most:
-            return value
-        raise ValueError(f"a number from {least} to {most}")
-
-    return read
-
-
-def flag(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise ValueError("true or false")
+    return TypeAdapter(Annotated[float, Field(strict=True, ge=least, le=most)])
 
 
 def one_of(*choices: Any) -> Reader:
-    def read(value: Any) -> Any:
-        if any(value is choice or (isinstance(value, str) and value == choice) for choice in choices):
-            return value
-        raise ValueError(f"one of {', '.join(map(str, choices))}")
-
-    return read
+    return TypeAdapter(Literal[choices])  # type: ignore[arg-type]  # a form that is made at run time
 
 
-def string(value: Any) -> str:
-    if isinstance(value, str) and value:
-        return value
-    raise ValueError("a string")
+def _listed(value: Any) -> Any:
+    """One string with commas is a list too, as for transformers."""
+    return [label.strip() for label in value.split(",") if label.strip()] if isinstance(value, str) else value
 
 
-def strings(value: Any) -> list[str]:
-    if isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return value
-    raise ValueError("a list of strings")
-
-
-def labels(value: Any) -> list[str]:
-    """A list, or one string with commas, as transformers takes them too."""
-    if isinstance(value, str):
-        value = [label.strip() for label in value.split(",") if label.strip()]
-    if isinstance(value, list) and value and all(isinstance(label, str) and label for label in value):
-        return value
-    raise ValueError("a list of labels")
-
-
-def template(value: Any) -> str:
+def _template(value: str) -> str:
     """Not more of Python's format language than `{}`: a width in it would fill the memory."""
-    if isinstance(value, str) and value.count("{}") == 1 and not set(value.replace("{}", "")) & set("{}"):
-        return value
-    raise ValueError("a string with {} in the place of the label")
+    if value.count("{}") != 1 or set(value.replace("{}", "")) & set("{}"):
+        raise ValueError("it must have {} in the place of the label, and no other braces")
+    return value
 
 
-truncation = one_of(True, False, "do_not_truncate", "longest_first", "only_first", "only_second")
+_String = Annotated[str, Field(min_length=1)]
+flag: Reader = TypeAdapter(Annotated[bool, Field(strict=True)])
+string: Reader = TypeAdapter(_String)
+strings: Reader = TypeAdapter(list[str])
+labels: Reader = TypeAdapter(Annotated[list[_String], Field(min_length=1, max_length=MOST_LABELS), BeforeValidator(_listed)])
+template: Reader = TypeAdapter(Annotated[str, AfterValidator(_template)])
+truncation: Reader = TypeAdapter(  # of single texts each of these names means the same
+    Annotated[
+        Literal[True, False, "do_not_truncate", "longest_first", "only_first"],
+        AfterValidator(lambda value: value not in (False, "do_not_truncate")),
+    ]
+)
 FUNCTION: Mapping[str, Reader] = {"function_to_apply": one_of("sigmoid", "softmax", "none"), "top_k": whole()}
-
-
-def check_generation(parameters: Mapping[str, Any], model: Any) -> None:
-    """Raises InvalidInput for what `generate` refuses."""
-    wanted = parameters.get("num_return_sequences", 1)
-    beams = parameters.get("num_beams") or model.generation_config.num_beams or 1
-    if wanted > max(beams, 1) and not (beams == 1 and parameters.get("do_sample")):
-        raise InvalidInput(f"num_return_sequences is {wanted}: that takes as many num_beams, or do_sample.")
 
 
 def generation(most: int) -> dict[str, Reader]:

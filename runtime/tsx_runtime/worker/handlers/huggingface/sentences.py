@@ -12,10 +12,10 @@ from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface import requests as read
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
-from tsx_runtime.worker.handlers.huggingface.pooling import read_layout
+from tsx_runtime.worker.handlers.huggingface.pooling import SentenceLayout
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
-from tsx_runtime.worker.handlers.huggingface.tasks import Request
-from tsx_runtime.worker.handlers.huggingface.texts import Encoding, TextRow, TextTask
+from tsx_runtime.worker.handlers.huggingface.tasks import Request, Unit
+from tsx_runtime.worker.handlers.huggingface.texts import TextRow, TextTask
 
 LIKENESS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cosine": lambda one, others: nn.functional.cosine_similarity(one[None], others),
@@ -42,7 +42,7 @@ class Sentences(TextTask):
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
-        self.layout = read_layout(loaded.directory, loaded.device)
+        self.layout = SentenceLayout(loaded.directory, loaded.device)
         self.tokenizer.model_max_length = min(self.layout.most_tokens or 1 << 40, self.tokenizer.model_max_length)
         self._pools = loaded.task != "feature-extraction" or (loaded.directory / "modules.json").is_file()
 
@@ -61,24 +61,25 @@ class Sentences(TextTask):
             raise InvalidInput(f"The model has no prompt {name!r}; it has {', '.join(prompts) or 'none'}.")
         return found
 
-    def rows(self, position: int, request: Request) -> list[TextRow]:
+    def rows(self, request: Request) -> list[TextRow]:
         cut = request.parameters.get("truncation", request.parameters.get("truncate", self._pools))
         prompt = self.layout.prompts.get(request.parameters.get("prompt_name", self.layout.default_prompt) or "", "")
         texts = [prompt + text for text in request.inputs]
-        return [TextRow(position, text.lower() if self.layout.lower else text, None, cut) for text in texts]
+        return [TextRow(number, text.lower() if self.layout.lower else text, None, cut) for number, text in enumerate(texts)]
 
     def key(self, request: Request) -> Hashable:
         """Whether the tokens of a row are pooled."""
         return self._pools or bool({"kind", "normalize", "dimensions"} & request.parameters.keys())
 
-    def forward(self, key: Any, inputs: dict[str, torch.Tensor], lengths: list[int]) -> Sequence[Any]:
+    def run(self, units: Sequence[Unit]) -> Sequence[Any]:
+        inputs = self.padded(units)
         tokens = self.loaded.model(**inputs)[0]
-        if key:
+        if units[0].key:
             return list(self.layout.vectors(tokens, inputs["attention_mask"]).cpu())
-        return [row[None, :length] for row, length in zip(tokens.float().cpu(), lengths, strict=True)]  # as transformers' pipeline
+        return [row[None, : unit.length] for row, unit in zip(tokens.float().cpu(), units, strict=True)]  # as transformers' pipeline
 
-    def output(self, request: Request, encodings: list[Encoding], results: list[Any]) -> Any:
-        parameters = request.parameters
+    def output(self, request: Request, parts: list[list[Any]]) -> Any:
+        parameters, results = request.parameters, [result for (result,) in parts]
         if "kind" in parameters:
             scores: list[float] = LIKENESS[self.layout.similarity](results[0], torch.stack(results[1:])).tolist()
             return scores if parameters["kind"] == "source_sentence" else ranked(scores, request.inputs[1:], parameters)
@@ -99,13 +100,16 @@ class TextRanking(TextTask):
             return [inputs["query"], *inputs["texts"]], False
         raise InvalidInput('`inputs` must be {"query": "...", "texts": ["...", ...]}.')
 
-    def rows(self, position: int, request: Request) -> list[TextRow]:
+    def rows(self, request: Request) -> list[TextRow]:
         query, *texts = request.inputs
-        return [TextRow(position, query, text, request.parameters.get("truncate", True)) for text in texts]
+        return [TextRow(number, query, text, request.parameters.get("truncate", True)) for number, text in enumerate(texts, 1)]
 
-    def output(self, request: Request, encodings: list[Encoding], results: list[Any]) -> Any:
+    def run(self, units: Sequence[Unit]) -> Sequence[Any]:
+        return list(self.loaded.model(**self.padded(units)).logits.float().cpu())
+
+    def output(self, request: Request, parts: list[list[Any]]) -> Any:
         """Of one label a probability, as sentence-transformers has it by default; of several that of the last."""
-        logits, raw = torch.stack(results), request.parameters.get("raw_scores", False)
+        logits, raw = torch.stack([result for part in parts for result in part]), request.parameters.get("raw_scores", False)
         said = getattr(self.loaded.model.config, "sentence_transformers", None) or {}
         if not raw and logits.shape[-1] > 1:
             logits = logits.softmax(dim=-1)
@@ -117,7 +121,7 @@ class TextRanking(TextTask):
         return TaskRequest({"query": "What is fast?", "texts": ["The first request is as fast as the tenth.", "Warm-up"]}, {})
 
 
-def ranked(scores: list[float], texts: list[str], parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+def ranked(scores: list[float], texts: Sequence[str], parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
     """As text-embeddings-inference answers: the best first, each with the index that its text had."""
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: parameters.get("top_n")]
     text = parameters.get("return_text", False)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-import torch
+from pydantic import AfterValidator, TypeAdapter
 
+from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface import requests as read
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded, family
-from tsx_runtime.worker.handlers.huggingface.tasks import Request
-from tsx_runtime.worker.handlers.huggingface.texts import Encoding, TextRow, TextTask
+from tsx_runtime.worker.handlers.huggingface.tasks import Request, Unit
+from tsx_runtime.worker.handlers.huggingface.texts import EXAMPLE, TextRow, TextTask
 
 OUTPUTS = {"summarization": "summary_text", "translation": "translation_text", "text2text-generation": "generated_text"}
 LONGEST = 1024  # tokens of an answer, where the model has no bound of its own
@@ -25,22 +26,25 @@ class TextToText(TextTask):
         self._name = OUTPUTS[family(loaded.task)]
         positions = getattr(loaded.model.config, "max_position_embeddings", None)
         self._generation = read.generation(positions if isinstance(positions, int) else LONGEST)
-        languages = {"src_lang": self._language, "tgt_lang": self._language} if self._name == "translation_text" else {}
+        language: read.Reader = TypeAdapter(Annotated[str, AfterValidator(self._language)])
+        languages = {"src_lang": language, "tgt_lang": language} if self._name == "translation_text" else {}
         self.parameters = {**self._generation, **languages, "truncation": read.truncation, "clean_up_tokenization_spaces": read.flag}
 
-    def _language(self, value: Any) -> str:
+    def _language(self, language: str) -> str:
         """T5's are names in its prefixes; of other models each is a token."""
-        language = read.string(value)
         if hasattr(self.tokenizer, "src_lang") and self.tokenizer.convert_tokens_to_ids(language) in (None, self.tokenizer.unk_token_id):
-            raise ValueError("a language of the model, written as its tokenizer has it")
-        return str(language)
+            raise ValueError("it must be a language of the model, written as its tokenizer has it")
+        return language
 
     def read(self, request: TaskRequest) -> Request:
         found = super().read(request)
-        read.check_generation(found.parameters, self.loaded.model)
+        wanted = found.parameters.get("num_return_sequences", 1)
+        beams = found.parameters.get("num_beams") or self.loaded.model.generation_config.num_beams or 1
+        if wanted > max(beams, 1) and not (beams == 1 and found.parameters.get("do_sample")):
+            raise InvalidInput(f"num_return_sequences is {wanted}: that takes as many num_beams, or do_sample.")
         return found
 
-    def rows(self, position: int, request: Request) -> list[TextRow]:
+    def rows(self, request: Request) -> list[TextRow]:
         parameters, config = request.parameters, self.loaded.model.config
         task, source = self.loaded.task, parameters.get("src_lang")
         if source and "tgt_lang" in parameters:
@@ -48,7 +52,8 @@ class TextToText(TextTask):
         specific = (getattr(config, "task_specific_params", None) or {}).get(task) or {}
         prefix = specific.get("prefix") or getattr(config, "prefix", None) or ""  # T5 is told so what to do
         language = source if hasattr(self.tokenizer, "src_lang") else None
-        return [TextRow(position, prefix + text, None, parameters.get("truncation", False), language) for text in request.inputs]
+        cut = parameters.get("truncation", False)
+        return [TextRow(number, prefix + text, None, cut, language) for number, text in enumerate(request.inputs)]
 
     def key(self, request: Request) -> Hashable:
         options = {name: value for name, value in request.parameters.items() if name in self._generation}
@@ -56,14 +61,15 @@ class TextToText(TextTask):
             options["forced_bos_token_id"] = self.tokenizer.convert_tokens_to_ids(request.parameters["tgt_lang"])
         return tuple(sorted(options.items()))
 
-    def forward(self, key: Any, inputs: dict[str, torch.Tensor], lengths: list[int]) -> Sequence[Any]:
-        found = self.loaded.model.generate(**inputs, **dict(key))
-        return list(found.view(len(lengths), -1, found.shape[-1]))
+    def run(self, units: Sequence[Unit]) -> Sequence[Any]:
+        options: Any = units[0].key
+        found = self.loaded.model.generate(**self.padded(units), **dict(options))
+        return list(found.view(len(units), -1, found.shape[-1]))
 
-    def output(self, request: Request, encodings: list[Encoding], results: list[Any]) -> Any:
+    def output(self, request: Request, parts: list[list[Any]]) -> Any:
         clean = request.parameters.get("clean_up_tokenization_spaces", False)
-        found = [self.tokenizer.batch_decode(each, skip_special_tokens=True, clean_up_tokenization_spaces=clean) for each in results]
+        found = [self.tokenizer.batch_decode(one, skip_special_tokens=True, clean_up_tokenization_spaces=clean) for (one,) in parts]
         return [{self._name: text} for texts in found for text in texts]
 
     def example(self) -> TaskRequest:
-        return super().example()._replace(parameters={"max_new_tokens": 4})
+        return TaskRequest(EXAMPLE, {"max_new_tokens": 4})

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
-from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.exceptions import BadRows, InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
+from tsx_runtime.worker.handlers.huggingface.batches import run_batched
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.requests import Reader, read_parameters
+
+MOST_PARTS = 10_000  # of one request: inputs, parts of a long text, pairs of text and label, proposals for masked words
+
+Given = TypeVar("Given")
+Result = TypeVar("Result")
 
 
 class Request(NamedTuple):
     """A request that a task has read: its inputs are checked."""
 
-    inputs: list[Any]
+    inputs: Sequence[Any]
     single: bool  # whether it was one input and not a list, and so is answered by one output
     parameters: dict[str, Any]
 
@@ -26,38 +33,30 @@ class Request(NamedTuple):
         return outputs[0] if self.single else outputs
 
 
-class Task(Protocol):
-    fields: frozenset[str]  # of the task's own shape of a request, in place of `inputs`
-    media: bool  # whether a body that is no JSON is a file
-    input_kind: str  # for the form on the server's page
-    parameters: Mapping[str, Reader]
+class Unit(NamedTuple):
+    """What the model is given for one input, or for a part of one."""
 
-    def read(self, request: TaskRequest) -> Request:
-        """Raises InvalidInput."""
-
-    def answer(self, requests: Sequence[Request]) -> list[TaskResult]:
-        """Raises BadRows, by positions in `requests`."""
-
-    def cost(self, request: Request) -> int:
-        """In tokens where the task reads text, else in inputs."""
-
-    def example(self) -> TaskRequest:
-        """What warms the model up."""
+    request: int  # its position in the batch
+    input: int
+    tensors: Any  # without padding
+    length: int  # in tokens, or in what costs about as much
+    key: Hashable = None  # only units of equal keys go into one call of the model
+    options: Any = None  # of that call, and of what follows it
 
 
-class BaseTask:
-    """What the tasks share."""
-
-    fields: frozenset[str] = frozenset()
-    media = False
-    input_kind = "json"
+class Task(ABC):
+    fields: frozenset[str] = frozenset()  # of the task's own shape of a request, in place of `inputs`
+    media = False  # whether a body that is no JSON is a file
+    input_kind = "json"  # for the form on the server's page
     parameters: Mapping[str, Reader] = {}
     required: tuple[str, ...] = ()
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
+        self.budget = loaded.budget
 
     def read(self, request: TaskRequest) -> Request:
+        """Raises InvalidInput."""
         given = dict(request.parameters)
         adapter = given.pop("adapter", None)
         self.loaded.adapters.check(adapter)
@@ -70,23 +69,68 @@ class BaseTask:
         inputs, single = self.listed(request.inputs)
         if not inputs:
             raise InvalidInput("`inputs` is empty. Send at least one input.")
-        return Request([self.read_input(each, parameters) for each in inputs], single, parameters)
+        if len(inputs) > MOST_PARTS:
+            raise InvalidInput(f"`inputs` has {len(inputs)} entries; at most {MOST_PARTS} are taken. Send several requests.")
+        return Request(self.read_inputs(inputs, parameters), single, parameters)
 
     def listed(self, inputs: Any) -> tuple[list[Any], bool]:
         return (inputs, False) if isinstance(inputs, list) else ([inputs], True)
 
-    def read_input(self, given: Any, parameters: dict[str, Any]) -> Any:
+    @abstractmethod
+    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
         """Raises InvalidInput."""
-        raise NotImplementedError
 
+    @abstractmethod
+    def example(self) -> TaskRequest:
+        """What warms the model up."""
+
+    @abstractmethod
     def cost(self, request: Request) -> int:
-        return len(request.inputs)
+        """In tokens where the task reads text, else in inputs."""
+
+    def answer(self, requests: Sequence[Request]) -> list[TaskResult]:
+        """Raises BadRows, by positions in `requests`."""
+        units = self.units(requests)
+        keys = [(requests[unit.request].adapter, unit.key) for unit in units]
+
+        def run(positions: list[int]) -> Sequence[Any]:
+            self.loaded.adapters.apply(keys[positions[0]][0])
+            try:
+                return self.run([units[position] for position in positions])
+            except ValueError as error:  # in transformers' words, of what `generate` or the model cannot do
+                raise InvalidInput(f"The model cannot take the input: {error}") from error
+
+        parts: list[list[list[Any]]] = [[[] for _ in request.inputs] for request in requests]
+        tokens = [0] * len(requests)
+        for unit, result in zip(units, run_batched([unit.length for unit in units], keys, self.budget, run), strict=True):
+            parts[unit.request][unit.input].append(result)
+            tokens[unit.request] += 0 if self.media else unit.length
+        outputs = each_or_bad(lambda position, request: self.output(request, parts[position]), requests)
+        return [TaskResult(*each) for each in zip(outputs, tokens, strict=True)]
+
+    @abstractmethod
+    def units(self, requests: Sequence[Request]) -> list[Unit]:
+        """Raises BadRows."""
+
+    @abstractmethod
+    def run(self, units: Sequence[Unit]) -> Sequence[Any]:
+        """One call of the model: for each unit a result."""
+
+    @abstractmethod
+    def output(self, request: Request, parts: list[list[Any]]) -> Any:
+        """The answer, of the results of each input. Raises ValueError, in words for the client."""
 
 
-def a_text(given: Any, name: str = "inputs") -> str:
-    """Raises InvalidInput."""
-    if not isinstance(given, str):
-        raise InvalidInput(f"`{name}` must be text or a list of texts, and not {type(given).__name__}.")
-    if not given.strip():
-        raise InvalidInput(f"`{name}` is empty: it must have at least one character.")
-    return given
+def each_or_bad(function: Callable[[int, Given], Result], given: Sequence[Given]) -> list[Result]:
+    """The results by position; raises BadRows with what is wrong with all for which the function raises ValueError or InvalidInput."""
+    results, faults = list[Result](), dict[int, str]()
+    for position, each in enumerate(given):
+        try:
+            results.append(function(position, each))
+        except InvalidInput as error:
+            faults[position] = error.message
+        except ValueError as error:
+            faults[position] = str(error)
+    if faults:
+        raise BadRows(faults)
+    return results

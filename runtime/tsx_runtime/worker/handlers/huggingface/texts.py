@@ -1,136 +1,120 @@
-"""The base of tasks that read text: one call of the tokenizer for the requests of a batch, and rows of like length together."""
+"""The base of tasks that read text without a pipeline of transformers: one call of the tokenizer for the requests of a batch."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 
-from tsx_runtime.worker.exceptions import BadRows, InvalidInput
-from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
-from tsx_runtime.worker.handlers.huggingface.batches import Budget, run_batched
+from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.generation.interface import TaskRequest
+from tsx_runtime.worker.handlers.huggingface.batches import Budget
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
-from tsx_runtime.worker.handlers.huggingface.tasks import BaseTask, Request, a_text
+from tsx_runtime.worker.handlers.huggingface.tasks import MOST_PARTS, Request, Task, Unit, each_or_bad
 
-Encoding: TypeAlias = dict[str, Any]  # of one row, without padding: lists of numbers
+EXAMPLE = ["Warm-up", "The first request is as fast as the tenth."]
 
 
 class TextRow(NamedTuple):
-    request: int  # its position in the batch
+    input: int  # of its request
     text: str
     pair: str | None = None
-    truncation: bool | str = False
+    cut: bool = False  # where it is longer than the model takes; else it is refused
     language: str | None = None  # of the text, for models that read several
 
 
-class TextTask(BaseTask):
-    options: Mapping[str, Any] = {}  # of the tokenizer
-
+class TextTask(Task):
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
         self.tokenizer = loaded.tokenizer
-        self.tokenizer.padding_side = "right"  # positions count from the left
-        pads = self.tokenizer.pad_token is not None
-        self._budget = loaded.budget if pads else Budget(loaded.budget.most, 0)  # 0: rows of one length only
+        if self.tokenizer.pad_token is None:
+            self.budget = Budget(loaded.budget.most, 0)  # rows of one length only
 
-    def read_input(self, given: Any, parameters: dict[str, Any]) -> Any:
-        return a_text(given)
+    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+        return [a_text(each) for each in inputs]
 
-    # What a task says of itself
+    def example(self) -> TaskRequest:
+        return TaskRequest(EXAMPLE, {})
 
-    def rows(self, position: int, request: Request) -> list[TextRow]:
-        cut = request.parameters.get("truncation", False)
-        return [TextRow(position, text, None, cut) for text in request.inputs]
+    def rows(self, request: Request) -> list[TextRow]:
+        return [TextRow(number, text, None, request.parameters.get("truncation", False)) for number, text in enumerate(request.inputs)]
 
     def key(self, request: Request) -> Hashable:
         """Rows of requests of one key go into one call of the model."""
         return None
 
-    def forward(self, key: Any, inputs: dict[str, torch.Tensor], lengths: list[int]) -> Sequence[Any]:
-        """For each row a result; `lengths` are without padding."""
-        return list(self.loaded.model(**inputs).logits.float().cpu())
+    def units(self, requests: Sequence[Request]) -> list[Unit]:
+        rows = [(position, row) for position, request in enumerate(requests) for row in self.rows(request)]
+        kinds = [(row.pair is None, row.cut, row.language) for _, row in rows]
+        encodings: dict[int, Any] = {}
+        for kind in set(kinds):
+            chosen = [index for index, each in enumerate(kinds) if each == kind]
+            encodings.update(zip(chosen, self._tokenized([rows[index][1] for index in chosen]), strict=True))
+        units: list[list[Unit]] = [[] for _ in requests]
+        for index, (position, row) in enumerate(rows):
+            length = len(encodings[index]["input_ids"])
+            units[position].append(Unit(position, row.input, encodings[index], length, self.key(requests[position])))
+        return [unit for own in each_or_bad(lambda _, own: self.fitting(own), units) for unit in own]
 
-    def output(self, request: Request, encodings: list[Encoding], results: list[Any]) -> Any:
-        """The answer, of what the request's rows gave."""
-        raise NotImplementedError
+    def fitting(self, units: list[Unit]) -> list[Unit]:
+        return [check_length(unit, self.loaded) for unit in units]
 
-    def example(self) -> TaskRequest:
-        return TaskRequest(["Warm-up", "The first request is as fast as the tenth."], {})
-
-    # The batch
-
-    def answer(self, requests: Sequence[Request]) -> list[TaskResult]:
-        rows, encodings = self.encoded(requests)
-        lengths = [len(each["input_ids"]) for each in encodings]
-        own_keys = [(request.adapter, self.key(request)) for request in requests]
-        keys = [own_keys[row.request] for row in rows]
-
-        def run(positions: list[int]) -> Sequence[Any]:
-            adapter, key = keys[positions[0]]
-            self.loaded.adapters.apply(adapter)
-            some = [encodings[position] for position in positions]
-            return self.forward(key, self._padded(some), [lengths[position] for position in positions])
-
-        results = run_batched(lengths, keys, self._budget, run)
-        own: list[tuple[list[Encoding], list[Any]]] = [([], []) for _ in requests]
-        for row, encoding, result in zip(rows, encodings, results, strict=True):
-            own[row.request][0].append(encoding)
-            own[row.request][1].append(result)
-        return [
-            TaskResult(self.output(request, *each), sum(len(encoding["input_ids"]) for encoding in each[0]))
-            for request, each in zip(requests, own, strict=True)
-        ]
-
-    def encoded(self, requests: Sequence[Request]) -> tuple[list[TextRow], list[Encoding]]:
-        """Raises BadRows for requests that are longer than the model takes, where they are not to be cut."""
-        rows = [row for position, request in enumerate(requests) for row in self.rows(position, request)]
-        encodings: list[Encoding] = [{}] * len(rows)
-        kinds = [(row.pair is None, row.truncation, row.language) for row in rows]
-        for kind in dict.fromkeys(kinds):
-            chosen = [idx for idx, each in enumerate(kinds) if each == kind]
-            for idx, encoding in zip(chosen, self._tokenized([rows[idx] for idx in chosen], *kind), strict=True):
-                encodings[idx] = encoding
-        most = self.loaded.most_tokens
-        sizes = [(row.request, len(each["input_ids"])) for row, each in zip(rows, encodings, strict=True)]
-        how = f"the model takes at most {most}. Send less, or have it cut by the parameter `truncation`: true, where the task has it."
-        faults = {position: f"The input has {size} tokens; {how}" for position, size in sizes if most is not None and size > most}
-        if faults:
-            raise BadRows(faults)
-        return rows, encodings
-
-    def _tokenized(self, rows: list[TextRow], single: bool, truncation: bool | str, language: str | None) -> list[Encoding]:
+    def _tokenized(self, rows: Sequence[TextRow]) -> list[dict[str, Any]]:
+        """Rows of one kind."""
+        first = rows[0]
         before = getattr(self.tokenizer, "src_lang", None)
-        if language is not None:
-            self.tokenizer.src_lang = language
-        pairs = None if single else [row.pair for row in rows]
+        if first.language is not None:
+            self.tokenizer.src_lang = first.language
+        pairs = None if first.pair is None else [row.pair for row in rows]
         try:
-            columns = self.tokenizer([row.text for row in rows], pairs, truncation=truncation, verbose=False, **self.options)
-        except Exception as error:  # the class that tokenizers raises
-            if "Truncation error" not in str(error):
-                raise
-            raise InvalidInput(f"The input is too long, and cannot be cut as wanted: {error}") from error
+            columns = self.tokenizer([row.text for row in rows], pairs, truncation=first.cut, verbose=False)
         finally:
-            if language is not None:
+            if first.language is not None:
                 self.tokenizer.src_lang = before
-        return unzipped(columns)
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
-    def _padded(self, encodings: Sequence[Encoding]) -> dict[str, torch.Tensor]:
-        longest = max(len(each["input_ids"]) for each in encodings)
+    def padded(self, units: Sequence[Unit]) -> dict[str, torch.Tensor]:
+        longest = max(unit.length for unit in units)
         fills = {"input_ids": self.tokenizer.pad_token_id or 0, "token_type_ids": self.tokenizer.pad_token_type_id}
         inputs = {}
         for name in self.tokenizer.model_input_names:
-            if name in encodings[0]:
+            if name in units[0].tensors:
                 fill = [fills.get(name, 0)]
-                inputs[name] = torch.tensor([each[name] + fill * (longest - len(each[name])) for each in encodings]).to(self.loaded.device)
+                columns = [unit.tensors[name] + fill * (longest - unit.length) for unit in units]
+                inputs[name] = torch.tensor(columns).to(self.loaded.device)
         return inputs
 
     def cost(self, request: Request) -> int:
-        """Of a row no more than the model reads of it."""
-        most = self.loaded.most_tokens or 1 << 40
-        return sum(min(len(self.tokenizer(row.text, row.pair, verbose=False)["input_ids"]), most) for row in self.rows(0, request))
+        return text_cost(self.loaded, [(row.text, row.pair) for row in self.rows(request)])
 
 
-def unzipped(columns: Mapping[str, list[Any]]) -> list[Encoding]:
-    """The rows of what the tokenizer gives."""
-    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+def a_text(given: Any, name: str = "inputs") -> str:
+    """Raises InvalidInput."""
+    if not isinstance(given, str):
+        raise InvalidInput(f"`{name}` must be text or a list of texts, and not {type(given).__name__}.")
+    if not given.strip():
+        raise InvalidInput(f"`{name}` is empty: it must have at least one character.")
+    return given
+
+
+def check_parts(text: str, step: int) -> None:
+    """Raises ValueError for a text that makes too many parts, each of which begins so many tokens after the last."""
+    if len(text) > MOST_PARTS * step:
+        raise ValueError(f"The text has {len(text)} characters: too many for parts that begin {step} tokens apart. Let them overlap less.")
+
+
+def check_length(unit: Unit, loaded: Loaded) -> Unit:
+    """Raises ValueError where it is longer than the model takes."""
+    if loaded.most_tokens is not None and unit.length > loaded.most_tokens:
+        raise ValueError(
+            f"The input has {unit.length} tokens; the model takes at most {loaded.most_tokens}. "
+            "Send less, or have it cut by the parameter `truncation`: true, where the task has it."
+        )
+    return unit
+
+
+def text_cost(loaded: Loaded, rows: Sequence[tuple[str, str | None]]) -> int:
+    """Of a row no more than the model reads of it."""
+    most = loaded.most_tokens or 1 << 40
+    return sum(min(len(loaded.tokenizer(text, pair, verbose=False)["input_ids"]), most) for text, pair in rows)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.runtime.worker.handlers.huggingface.conftest import Served, near
 from tests.support.huggingface_models import image, sound
@@ -29,8 +30,6 @@ VISION = [
 
 
 def decoded(data: bytes) -> Any:
-    from PIL import Image
-
     return Image.open(io.BytesIO(data)).convert("RGB")
 
 
@@ -72,6 +71,34 @@ def test_templates_of_zero_shot_may_differ_between_requests(served: Get) -> None
 def test_a_small_file_of_much_silence_is_refused(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.MOST_SAMPLES", 1000)
     assert "at most 1000 are taken" in served("whisper", "automatic-speech-recognition").ask(SOUNDS[0])[0].message
+
+
+def test_the_images_of_a_request_are_bounded_together(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, chatting = served("vit", "image-classification"), served("llava", "image-text-to-text")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 40 * 33)
+    several = [text(IMAGES[0])] * 2
+    fit, bad, alone = model.ask({"inputs": several}, {"inputs": [*several, several[0]]}, IMAGES[0])
+    assert (fit.status, bad.status, alone.status) == (200, 400, 200)
+    assert "more than 2640 pixels together. Send them in several requests" in bad.message
+    content = [{"type": "image", "image": each} for each in [*several, several[0]]]
+    (chat,) = chatting.ask({"messages": [{"role": "user", "content": content}]})
+    assert (chat.status, chat.message) == (400, bad.message)
+
+
+def test_the_parts_of_a_sound_are_bounded(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.pipelines.MOST_UNITS", 3)
+    model, body = served("whisper", "automatic-speech-recognition"), {"array": [0.1] * 1500, "sampling_rate": 1000}
+    (bad,) = model.ask({"inputs": body, "parameters": {"chunk_length_s": 1, "stride_length_s": 0.45}})
+    assert (bad.status, "it makes more than 3 parts" in bad.message) == (400, True)
+
+
+def test_the_sounds_of_a_request_are_bounded_together(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.media.LONGEST", 1)
+    fit, bad = served("wav2vec2-classification", "audio-classification").ask(
+        {"inputs": [text(SOUNDS[0]), text(SOUNDS[1])]}, {"inputs": [text(SOUNDS[0])] * 3}
+    )
+    assert (fit.status, bad.status) == (200, 400)
+    assert "The request has 2 s of sound; at most 1 s are taken" in bad.message
 
 
 @pytest.mark.parametrize(
@@ -153,6 +180,12 @@ BAD = [
     ("clip", "zero-shot-image-classification", {"inputs": IMAGE, "parameters": {"candidate_labels": ["the " * 300]}}, "must be less than"),
     ("whisper", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"stride_length_s": 3}}, "0.45 of `chunk_length_s`"),
     ("wav2vec2-speech", "automatic-speech-recognition", {"inputs": SOUND, "parameters": {"num_beams": 2}}, "has no parameter 'num_beams'"),
+    (
+        "wav2vec2-speech",
+        "automatic-speech-recognition",
+        {"inputs": {"array": [0] * 310_000, "sampling_rate": 1000}},
+        "too long to be read at",
+    ),
     ("llava", "image-text-to-text", {"inputs": {"text": "the file"}}, "`inputs` must be"),
     ("llava", "image-text-to-text", {"inputs": {"image": text(IMAGES[0]), "text": "no place for it"}}, "cannot be prepared"),
     ("llava", "image-text-to-text", {"messages": [{"role": "user", "content": [{"type": "video"}]}]}, "`messages` must be"),
