@@ -66,8 +66,7 @@ class Popen(subprocess.Popen[Any]):
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
     ) -> None:
         in_shell, in_session = rest[2], any(rest[14:15])
-        finds_others = env is not None and env.get("PYTHONPATH") != os.environ.get("PYTHONPATH")  # a sitecustomize, for one
-        cannot = preexec_fn or in_shell or finds_others or sys.platform != "linux"
+        cannot = preexec_fn or in_shell or _begins_otherwise(env) or sys.platform != "linux"
         program = None if cannot else _program(args)
         if program is None:
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc]
@@ -127,6 +126,15 @@ def run(
 
 
 SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen, "run": run})  # in the place of the module
+
+
+def _begins_otherwise(environment: Mapping[str, str] | None) -> bool:
+    """Whether PYTHONPATH has a sitecustomize, or something in the place of what is imported already."""
+    if environment is None:
+        return False
+    own, given = (set(variables.get("PYTHONPATH", "").split(os.pathsep)) - {""} for variables in (os.environ, environment))
+    new = [path for directory in given - own for path in Path(directory).glob("*") if directory not in sys.path]
+    return not own <= given or any(path.stem == "sitecustomize" or path.stem in sys.modules for path in new)
 
 
 def _program(command: Any) -> list[str] | None:
@@ -243,6 +251,9 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    if order["program"][0] == "-c":
+        sys.path.insert(0, "")
     _open_streams()
     hidden_credentials.Popen = _fork_program  # type: ignore[assignment]  # of a server: its fork server and resource tracker
     _end(lambda: _run(*order["program"]))
