@@ -53,6 +53,7 @@ IMPORTED = (
     "uvicorn.lifespan.off",
     "uvloop",
 )
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # as workers of a real server have it; read when torch is imported
 NUMBER = struct.Struct("!I")
 MOST_FILES = 16  # that a program is given
 
@@ -187,7 +188,8 @@ def _forker() -> Forker:
         ours, theirs = socket.socketpair()
         with theirs:
             words = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            subprocess.Popen(words, cwd=Path(__file__).parents[2], pass_fds=[theirs.fileno()]).returncode = 0  # none waits for its end
+            place, variables = Path(__file__).parents[2], os.environ | PASSIVE
+            subprocess.Popen(words, cwd=place, env=variables, pass_fds=[theirs.fileno()]).returncode = 0  # none waits for its end
         _made.append(Forker(ours))
     return _made[0]
 
