@@ -82,7 +82,7 @@ def handle(data, context):
     for idx, row in enumerate(data):
         path, body = context.get_request_header(idx, "url_path"), row.get("body", row)
         try:
-            request = tasks.read(path, context.get_all_request_header(idx), body)
+            request = tasks.read(path, body, context.model_name)
             answers.append(tasks.write(path, body, [run(request)], context.model_name))
             context.set_response_content_type(idx, "application/json")
         except InvalidInput as error:

@@ -22,10 +22,13 @@ NO_JSON: Final = _NoJson()
 
 
 def read_answer(answer: ComparedAnswer) -> Any:
-    """NO_JSON where it is none."""
+    """NO_JSON where it is none. Of server-sent events, the list of their JSON."""
     head = answer.headers.get(TENSORS_HEAD.decode())
     length = int(head) if head is not None and head.isascii() and head.isdecimal() else len(answer.body)
     try:
+        if answer.headers.get("content-type", "").startswith("text/event-stream"):
+            lines = [line.partition(":")[2].strip() for line in answer.body.decode().splitlines() if line.startswith("data:")]
+            return [load_in_turns(line) for line in lines if line != "[DONE]"]
         value = load_in_turns(answer.body[:length].decode())
         return value if head is None else _with_tensors(value, answer.body[length:])
     except (ValueError, RecursionError, LookupError, TypeError, AttributeError, struct.error):

@@ -202,7 +202,8 @@ class FastLane(LimitedConnection):
         return self.flow.write_paused
 
     def write(self, data: Buffer) -> None:
-        self.transport.write(data)
+        if not self.transport.is_closing():  # of a client that has left, asyncio would log each further part
+            self.transport.write(data)
 
     def finish(self, last: Buffer, keep_alive: bool) -> None:
         self._exchange = None

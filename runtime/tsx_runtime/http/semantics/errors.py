@@ -65,15 +65,8 @@ def form_of_meta(meta: bytes) -> Callable[[bytes], bytes] | None:
 
 
 def for_v2(body: bytes) -> bytes:
-    """An error JSON with the field `error` as well, which is where clients of the Open Inference Protocol look. Any other body stays.
-
-    A handler writes what it likes, and what a client made it write: none of that may raise here, where a batch is being answered.
-    """
-    error = read_error(body)
-    if list(error) == ["code", "type", "message"]:
-        with suppress(ValueError, RecursionError):
-            return json.dumps(error | {"error": error["message"]}, indent=2, ensure_ascii=False).encode() + b"\n"
-    return body
+    """With the message in the field `error` as well, which is where clients of the Open Inference Protocol look."""
+    return _with_error(body, lambda error: error["message"])
 
 
 def as_openai(error: TsxError) -> None:
@@ -83,11 +76,19 @@ def as_openai(error: TsxError) -> None:
 
 
 def for_openai(body: bytes) -> bytes:
-    """An error JSON with OpenAI's object `error` as well. Any other body stays, such as what `worker.openai` writes."""
+    """With OpenAI's object `error` as well."""
+    return _with_error(body, _openai_error)
+
+
+def _with_error(body: bytes, value: Callable[[dict[str, Any]], Any]) -> bytes:
+    """An error JSON with the field `error` as well. Any other body stays, such as what `worker.openai` writes.
+
+    A handler writes what it likes, and what a client made it write: none of that may raise here, where a batch is being answered.
+    """
     error = read_error(body)
     if list(error) == ["code", "type", "message"]:
         with suppress(ValueError, RecursionError):
-            return json.dumps(error | {"error": _openai_error(error)}, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
+            return json.dumps(error | {"error": value(error)}, indent=2, ensure_ascii=False).encode(errors="replace") + b"\n"
     return body
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from tsx_runtime.api.headers import Pair
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
 from tsx_runtime.errors import is_failure
+from tsx_runtime.http.semantics import openai
 from tsx_runtime.http.semantics.access_log import BROKEN, LEFT
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
 
@@ -20,6 +21,8 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 def route_of(path: str) -> str:
     """A path without what is in it of one request or one model: OpenTelemetry wants few names."""
+    if path in openai.PATHS:
+        return path
     segments = path.rstrip("/").split("/")
     first, last = segments[1] if len(segments) > 1 else "", segments[-1]
     if first in _ROUTES:

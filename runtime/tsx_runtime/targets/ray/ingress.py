@@ -19,9 +19,10 @@ from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayTas
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from tsx_runtime.api.headers import Pair
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.errors import TsxError, Unavailable
-from tsx_runtime.http.semantics.errors import fault
+from tsx_runtime.http.semantics.errors import error_event, fault
 from tsx_runtime.http.semantics.messages import (
     COUNTED,
     REQUEST_ID,
@@ -36,6 +37,7 @@ from tsx_runtime.http.semantics.messages import (
     rest_of,
     send_whole,
 )
+from tsx_runtime.http.semantics.openai import split_name
 from tsx_runtime.http.semantics.urls import find_target, is_form, model_in_body, model_in_form
 from tsx_runtime.targets.ray.config import MODEL, Routing
 from tsx_runtime.targets.ray.grpc_bridge import RUNS_MODEL, GrpcAnswer, model_of, refused
@@ -152,16 +154,19 @@ class Ingress:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await read_body(scope, receive, self._largest)
         sent = {name: scope[name] for name in (*_SENT, REQUEST_ID) if name in scope}
-        sending, is_idempotent, begun = _without_id(scope, send), scope["method"] in IDEMPOTENT, False
+        sending, is_idempotent = _without_id(scope, send), scope["method"] in IDEMPOTENT
+        start: Message | None = None
         try:
             async for messages in self.forward("http", sent, body, model=self._model_of(scope, body), is_idempotent=is_idempotent):
                 for message in messages:
-                    begun = True
+                    start = start or message
                     await sending(message)
         except ReplicaLost as error:
-            if begun:  # half an answer is out: only closing the connection tells the client
+            if start is None:
+                raise
+            if not _is_event_stream(start["headers"]):  # half an answer is out: only closing the connection tells the client
                 raise RuntimeError(error.message) from error
-            raise
+            await sending({"type": "http.response.body", "body": error_event(error.message)})
 
     def _model_of(self, scope: Scope, body: bytes) -> str:
         """Which of the models that share replicas the request is for; empty where there is one, or none is named."""
@@ -171,7 +176,8 @@ class Ingress:
         parts, named = path.split("/"), None
         with suppress(TsxError):  # the replica says what is wrong
             if (target := find_target(path, scope["query_string"])) is None:
-                named = parts[3] if len(parts) > 3 and parts[2] == "models" else None  # what KServe's clients ask of a model
+                named = parts[3] if len(parts) > 3 and parts[2] == "models" else ""  # what KServe's and OpenAI's clients ask of a model
+                named = split_name(named).name if parts[1] == "v1" else named
             elif target.in_body:
                 named = model_in_body(target, scope["headers"], body).name or None
             elif (named := target.name) is None and is_form(scope["headers"]):
@@ -218,6 +224,10 @@ def _check(context: Any) -> None:
     """Ray Serve sends the status of a stream only where it ends by an exception."""
     if context.code():
         raise RuntimeError(context.details())
+
+
+def _is_event_stream(headers: list[Pair]) -> bool:
+    return any(name.lower() == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers)
 
 
 def _without_id(scope: Scope, send: Send) -> Send:

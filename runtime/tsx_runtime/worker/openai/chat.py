@@ -3,74 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
+from pydantic import Field
+
 from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece, TokenLogprob
-from tsx_runtime.worker.openai.errors import RefusedField
-from tsx_runtime.worker.openai.fields import Fields
-from tsx_runtime.worker.openai.messages import encode, read_messages, read_tools, schema_of_call
-from tsx_runtime.worker.openai.sampling import MOST_CHOICES, MOST_LOGPROBS, MOST_TOKENS, read_sampling, read_schema
-from tsx_runtime.worker.openai.streams import Choice, ChoicesReply, finite
+from tsx_runtime.worker.openai.messages import Message, Tool, choose_tools, encode
+from tsx_runtime.worker.openai.replies import ChoicesReply, ChoicesRequest, finite, new_id, schema_of
+from tsx_runtime.worker.openai.requests import Logprobs, RefusedField, TokenCount, read
 from tsx_runtime.worker.openai.tool_calls import ToolText
 
 
+class ChatRequest(ChoicesRequest):
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: TokenCount = None
+    max_tokens: TokenCount = None
+    logprobs: bool | None = None
+    top_logprobs: Logprobs = None
+    tools: list[Tool] | None = None
+    tool_choice: Any = None
+
+
 class ChatReply(ChoicesReply):
-    def __init__(self, fields: Fields, generator: TextGenerator, model: str) -> None:
+    def __init__(self, body: Any, generator: TextGenerator, model: str) -> None:
         """Raises InvalidInput."""
-        messages = read_messages(fields.take("messages"), "messages")
-        tools, wanted = read_tools(fields)
-        limits = [fields.whole(name, 1, MOST_TOKENS) for name in ("max_completion_tokens", "max_tokens")]
-        schema = read_schema(fields.object("response_format"), "response_format", nested=True)
-        if wanted is not None:
-            schema = schema_of_call(tools, wanted)
-        logprobs, top = fields.flag("logprobs"), fields.whole("top_logprobs", 0, MOST_LOGPROBS) or 0
-        if top and not logprobs:
+        request = read(ChatRequest, body)
+        if request.top_logprobs and not request.logprobs:
             raise RefusedField("The field 'top_logprobs' needs 'logprobs': true.", "top_logprobs")
-        sampling = read_sampling(fields, generator, model, limits[0] or limits[1])
-        sampling = replace(sampling, logprobs=logprobs, top_logprobs=top, json_schema=schema)
-        n = fields.whole("n", 1, MOST_CHOICES) or 1
-        super().__init__(fields, generator, model, "chatcmpl", [encode(generator, messages, tools)], sampling, n)
-        self._head["object"] = "chat.completion.chunk" if self.streams else "chat.completion"
+        tools, call = choose_tools(request.tools or (), request.tool_choice)
+        sampling = request.sampling(
+            generator,
+            model,
+            request.max_completion_tokens or request.max_tokens,
+            logprobs=bool(request.logprobs),
+            top_logprobs=request.top_logprobs or 0,
+            json_schema=schema_of(request.response_format) if call is None else call,
+        )
+        kind = "chat.completion.chunk" if request.stream else "chat.completion"
+        head = {"id": new_id("chatcmpl-"), "object": kind, "model": request.model or model}
+        super().__init__(request, generator, [encode(generator, request.messages, tools)], sampling, head)
         names = [tool["function"]["name"] for tool in tools]
-        self._tool_texts = [ToolText(names) for _ in range(n)] if tools else []
+        self._tool_texts = [ToolText(names) for _ in self._choices] if tools else []
+        self._calls: list[list[dict[str, Any]]] = [[] for _ in self._choices]
 
     def add(self, index: int, piece: TextPiece) -> bytes:
         choice = self._choices[index]
-        begins, text = not choice.parts, piece.text
+        begins = not choice.parts
+        if self._tool_texts:
+            piece = self._without_calls(index, piece)
         choice.add(piece)
         if not self.streams:
             return b""
-        events: list[bytes] = []
-        calls: list[dict[str, Any]] = []
-        if begins:
-            events.append(self._delta(index, {"role": "assistant", "content": ""}))
-        if self._tool_texts:
-            text = self._tool_texts[index].add(text)
-            if piece.finished:
-                rest, calls = self._tool_texts[index].end()
-                text += rest
-        if text or piece.logprobs:
-            events.append(self._delta(index, {"content": text}, piece.logprobs))
-        if calls:
+        events = [self._delta(index, {"role": "assistant", "content": ""})] if begins else []
+        if piece.text or piece.logprobs:
+            events.append(self._delta(index, {"content": piece.text}, piece.logprobs))
+        if calls := self._calls[index]:
             events.append(self._delta(index, {"tool_calls": [{"index": idx} | call for idx, call in enumerate(calls)]}))
         if piece.finished:
-            events.append(self._delta(index, {}, finished="tool_calls" if calls else piece.finished))
+            events.append(self._delta(index, {}, finished=piece.finished))
         return b"".join(events)
 
     def whole(self) -> dict[str, Any]:
-        return self._head | {"choices": [self._whole(idx, choice) for idx, choice in enumerate(self._choices)], "usage": self._usage()}
-
-    def _whole(self, index: int, choice: Choice) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-        finished = choice.finished
-        if self._tool_texts:
-            shown = self._tool_texts[index].add(choice.text)
-            rest, calls = self._tool_texts[index].end()
+        choices = []
+        for index, (choice, calls) in enumerate(zip(self._choices, self._calls, strict=True)):
+            message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
             if calls:
-                message |= {"content": (shown + rest).strip() or None, "tool_calls": calls}
-                finished = "tool_calls"
-        return {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs), "finish_reason": finished}
+                message |= {"content": choice.text.strip() or None, "tool_calls": calls}
+            shown = {"index": index, "message": message, "logprobs": self._logprobs(choice.logprobs), "finish_reason": choice.finished}
+            choices.append(shown)
+        return self._head | {"choices": choices, "usage": self._usage()}
+
+    def _without_calls(self, index: int, piece: TextPiece) -> TextPiece:
+        """The calls are kept for the last piece, which brings them."""
+        tools = self._tool_texts[index]
+        piece = piece._replace(text=tools.add(piece.text))
+        if not piece.finished:
+            return piece
+        rest, self._calls[index] = tools.end()
+        return piece._replace(text=piece.text + rest, finished="tool_calls" if self._calls[index] else piece.finished)
 
     def _delta(self, index: int, delta: dict[str, Any], logprobs: Sequence[TokenLogprob] = (), finished: str | None = None) -> bytes:
         return self._chunk({"index": index, "delta": delta, "logprobs": self._logprobs(logprobs), "finish_reason": finished})

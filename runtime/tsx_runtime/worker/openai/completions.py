@@ -3,37 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
 
 from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece, TokenLogprob
-from tsx_runtime.worker.openai.errors import RefusedField
-from tsx_runtime.worker.openai.fields import Fields
-from tsx_runtime.worker.openai.sampling import MOST_CHOICES, MOST_LOGPROBS, MOST_TOKENS, read_sampling, read_schema
-from tsx_runtime.worker.openai.streams import ChoicesReply, finite
+from tsx_runtime.worker.openai.replies import ChoicesReply, ChoicesRequest, finite, new_id, schema_of
+from tsx_runtime.worker.openai.requests import MOST_TOKENS, Logprobs, RefusedField, TokenCount, read
 
 USUAL_TOKENS = 16  # of an answer whose request names no number, as OpenAI has it
 MOST_PROMPTS = 64
 MOST_TOGETHER = 128  # choices of all prompts
 
 
+def _several(given: Any) -> Any:
+    """A string, a list of strings, the tokens of one prompt, or of several. Raises ValueError."""
+    prompts = given if isinstance(given, list) and given and isinstance(given[0], str | list) else [given]
+    for each in prompts:
+        tokens = [0] if isinstance(each, str) and each else each
+        if not isinstance(tokens, list) or not tokens or not all(type(token) is int and 0 <= token < MOST_TOKENS for token in tokens):
+            raise ValueError("it must be a text that is not empty, tokens, or a list of one of them")
+    return prompts
+
+
+class CompletionRequest(ChoicesRequest):
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_several), Field(max_length=MOST_PROMPTS)]
+    max_tokens: TokenCount = None
+    logprobs: Logprobs = None
+    echo: bool | None = None
+
+
 class CompletionReply(ChoicesReply):
-    def __init__(self, fields: Fields, generator: TextGenerator, model: str) -> None:
+    def __init__(self, body: Any, generator: TextGenerator, model: str) -> None:
         """Raises InvalidInput."""
-        prompts = _prompts(fields, generator)
-        n = fields.whole("n", 1, MOST_CHOICES) or 1
-        if n * len(prompts) > MOST_TOGETHER:
-            raise RefusedField(f"{len(prompts)} prompts with n = {n} are more than {MOST_TOGETHER} texts. Send several requests.", "n")
-        sampling = read_sampling(fields, generator, model, fields.whole("max_tokens", 1, MOST_TOKENS) or USUAL_TOKENS)
-        top = fields.whole("logprobs", 0, MOST_LOGPROBS)
-        schema = read_schema(fields.object("response_format"), "response_format", nested=True)
-        sampling = replace(sampling, logprobs=top is not None, top_logprobs=top or 0, json_schema=schema)
-        echo = fields.flag("echo")
-        if echo and top is not None:
+        request = read(CompletionRequest, body)
+        n, top = request.n or 1, request.logprobs
+        if n * len(request.prompt) > MOST_TOGETHER:
+            text = f"{len(request.prompt)} prompts with n = {n} are more than {MOST_TOGETHER} texts. Send several requests."
+            raise RefusedField(text, "n")
+        if request.echo and top is not None:
             raise RefusedField("The fields 'echo' and 'logprobs' do not go together here: prompts have no logprobs.", "echo")
-        super().__init__(fields, generator, model, "cmpl", prompts, sampling, n)
-        self._head["object"] = "text_completion"
-        self._echo = [generator.decode(each.prompt) if echo else "" for each in self.continuations]
+        prompts = [generator.encode(each) if isinstance(each, str) else each for each in request.prompt]
+        usual = max(1, min(USUAL_TOKENS, generator.context_length - max(map(len, prompts))))
+        schema = schema_of(request.response_format)
+        sampling = request.sampling(
+            generator, model, request.max_tokens or usual, logprobs=top is not None, top_logprobs=top or 0, json_schema=schema
+        )
+        head = {"id": new_id("cmpl-"), "object": "text_completion", "model": request.model or model}
+        super().__init__(request, generator, prompts, sampling, head)
+        self._echo = [generator.decode(each.prompt) if request.echo else "" for each in self.continuations]
         self._offsets = [0] * len(self._choices)  # characters before the next token
 
     def add(self, index: int, piece: TextPiece) -> bytes:
@@ -66,18 +84,3 @@ class CompletionReply(ChoicesReply):
         tops = [{decode([other]): finite(logprob) for other, logprob in each.top} for each in logprobs]
         values = [finite(each.logprob) for each in logprobs]
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
-
-
-def _prompts(fields: Fields, generator: TextGenerator) -> list[list[int]]:
-    """A string, a list of strings, the tokens of one prompt, or of several."""
-    given = fields.take("prompt")
-    several = given if isinstance(given, list) and given and isinstance(given[0], str | list) else [given]
-    if not given or len(several) > MOST_PROMPTS:
-        raise fields.wrong("prompt", given, f"a text, tokens, or a list of up to {MOST_PROMPTS} of one of them")
-    prompts = []
-    for each in several:
-        tokens = generator.encode(each) if isinstance(each, str) else each
-        if not isinstance(tokens, list) or not tokens or not all(isinstance(token, int) and 0 <= token < MOST_TOKENS for token in tokens):
-            raise fields.wrong("prompt", each, "a text that is not empty, or a list of tokens")
-        prompts.append(tokens)
-    return prompts

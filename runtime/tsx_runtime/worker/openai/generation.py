@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, TypeAlias
 
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.worker.exceptions import PredictionException
-from tsx_runtime.worker.generation.interface import TextGenerator
+from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.openai import errors
 from tsx_runtime.worker.openai.chat import ChatReply
 from tsx_runtime.worker.openai.completions import CompletionReply
-from tsx_runtime.worker.openai.fields import Fields, read_document
+from tsx_runtime.worker.openai.requests import RefusedField
 from tsx_runtime.worker.openai.responses import ResponseReply
-from tsx_runtime.worker.openai.streams import Reply, run
 
-REPLIES: dict[str, Callable[[Fields, TextGenerator, str], Reply]] = {
+Reply: TypeAlias = ChatReply | CompletionReply | ResponseReply
+REPLIES: dict[str, Callable[[Any, TextGenerator, str], Reply]] = {
     "v1/chat/completions": ChatReply,
     "v1/completions": CompletionReply,
     "v1/responses": ResponseReply,
@@ -29,11 +30,44 @@ async def answer(path: str, body: Any, generator: TextGenerator, context: Contex
     A streamed answer's parts have been sent then, all but the last. What is wrong with the request is an answer too, in OpenAI's shape.
     """
     try:
-        reply = REPLIES.get(path)
-        if reply is None:
-            raise errors.RefusedField(
+        if path not in REPLIES:
+            raise RefusedField(
                 f"Model {model} writes text: it has {', '.join(f'/{each}' for each in REPLIES)}, and no /{path}.", status=404
             )
-        return await run(reply(Fields(read_document(body)), generator, model), generator, context)
+        reply = REPLIES[path](body, generator, model)
+        await _generate(reply, [generator.stream(*each) for each in reply.continuations], context)
+        return reply.end() if reply.streams else reply.whole()
     except (PredictionException, TsxError) as error:
-        return errors.answer(error, context)
+        return _refusal(error, context)
+
+
+async def _generate(reply: Reply, streams: Sequence[AsyncGenerator[TextPiece, None]], context: Context) -> None:
+    """All choices end with the first that fails, and when this is cancelled."""
+
+    async def take(index: int, stream: AsyncGenerator[TextPiece, None]) -> None:
+        async with aclosing(stream):
+            async for piece in stream:
+                if events := reply.add(index, piece):
+                    context.set_response_content_type(0, "text/event-stream")
+                    context.send_piece(0, events)
+
+    if len(streams) == 1:
+        await take(0, streams[0])
+        return
+    tasks = [asyncio.ensure_future(take(index, stream)) for index, stream in enumerate(streams)]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _refusal(error: PredictionException | TsxError, context: Context) -> dict[str, Any]:
+    """The error as an answer, and its status set. Of a stream that has begun, the server makes the last event of it."""
+    status = error.status if isinstance(error, TsxError) else error.error_code
+    context.set_response_status(status, "", 0)
+    if isinstance(error, Unavailable) and error.retry_after is not None:
+        context.set_response_header(0, "retry-after", error.retry_after)
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    return {"error": {"message": error.message, "type": kind, "param": getattr(error, "param", None), "code": getattr(error, "code", None)}}

@@ -2,74 +2,77 @@
 
 from __future__ import annotations
 
-import secrets
 import time
-from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
 
 from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece
-from tsx_runtime.worker.openai.fields import Fields
-from tsx_runtime.worker.openai.messages import encode, read_messages
-from tsx_runtime.worker.openai.sampling import MOST_TOKENS, continuations, read_sampling, read_schema
-from tsx_runtime.worker.openai.streams import Choice, event
+from tsx_runtime.worker.openai.messages import Message, encode
+from tsx_runtime.worker.openai.replies import Choice, TextFormat, continuations, event, new_id, schema_of
+from tsx_runtime.worker.openai.requests import BodyObject, TextRequest, TokenCount, read
+
+Input = Annotated[
+    list[Message],
+    BeforeValidator(lambda value: [{"role": "user", "content": value}] if value and isinstance(value, str) else value),
+    Field(min_length=1),
+]
+
+
+class TextShape(BodyObject):
+    format: TextFormat | None = None
+
+
+class ResponseRequest(TextRequest):
+    input: Input
+    instructions: str | None = None
+    max_output_tokens: TokenCount = None
+    text: TextShape | None = None
+    tool_choice: Literal["auto", "none"] | None = None
 
 
 class ResponseReply:
     """One message of text. Nothing is stored, whatever `store` says."""
 
-    def __init__(self, fields: Fields, generator: TextGenerator, model: str) -> None:
+    def __init__(self, body: Any, generator: TextGenerator, model: str) -> None:
         """Raises InvalidInput."""
-        given, instructions = fields.take("input"), fields.text("instructions")
-        if given is None or given == "":
-            raise fields.missing("input", '"Hello"')
-        messages = read_messages([{"role": "user", "content": given}] if isinstance(given, str) else given, "input")
-        if instructions:
-            messages.insert(0, {"role": "system", "content": instructions})
-        limit = fields.whole("max_output_tokens", 1, MOST_TOKENS)
-        shape = fields.object("text")
-        schema = read_schema(shape.object("format"), "text.format", nested=False) if shape is not None else None
-        if shape is not None:
-            shape.finish()
-        sampling = replace(read_sampling(fields, generator, model, limit), json_schema=schema)
-        self.streams = fields.flag("stream")
-        tools, choice = fields.take("tools"), fields.choice("tool_choice", "auto", "none")
-        if tools:
-            raise fields.wrong("tools", tools, "left out: tools are in /v1/chat/completions")
-        fields.take("stream_options")  # they have no usage to switch on: it is always there
-        fields.finish()
-        self.continuations = continuations([encode(generator, messages, ())], sampling, 1, generator)
+        request = read(ResponseRequest, body)
+        messages = request.input
+        if request.instructions:
+            messages = [Message.model_validate({"role": "system", "content": request.instructions}), *messages]
+        schema = schema_of(request.text.format if request.text is not None else None)
+        sampling = request.sampling(generator, model, request.max_output_tokens, json_schema=schema)
+        self.streams = bool(request.stream)
+        self.continuations = continuations([encode(generator, messages)], sampling, 1, generator)
         self._choice = Choice()
-        self._message_id = f"msg_{secrets.token_hex(12)}"
+        self._message_id = new_id("msg_")
         self._number = 0
         self._head: dict[str, Any] = {
-            "id": f"resp_{secrets.token_hex(12)}",
+            "id": new_id("resp_"),
             "object": "response",
             "created_at": int(time.time()),
             "error": None,
-            "instructions": instructions,
-            "max_output_tokens": limit,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
             "metadata": {},
-            "model": fields.model or model,
+            "model": request.model or model,
             "parallel_tool_calls": False,
             "previous_response_id": None,
             "store": False,
             "temperature": sampling.temperature,
             "text": {"format": {"type": "text" if schema is None else "json_schema" if schema else "json_object"}},
-            "tool_choice": choice,
+            "tool_choice": request.tool_choice or "auto",
             "tools": [],
             "top_p": sampling.top_p,
             "truncation": "disabled",
         }
 
     def add(self, index: int, piece: TextPiece) -> bytes:
-        begins = self._choice.tokens == 0 and self._number == 0
+        events = self._begin() if self.streams and not self._choice.parts else b""
         self._choice.add(piece)
-        if not self.streams:
-            return b""
-        events = self._begin() if begins else b""
-        return events + (
-            self._event("response.output_text.delta", self._place() | {"delta": piece.text, "logprobs": []}) if piece.text else b""
-        )
+        if self.streams and piece.text:
+            events += self._event("response.output_text.delta", self._place() | {"delta": piece.text, "logprobs": []})
+        return events
 
     def end(self) -> bytes:
         text, item = self._choice.text, self._item("completed")

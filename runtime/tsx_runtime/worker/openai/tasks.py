@@ -11,114 +11,78 @@ import math
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BeforeValidator, Field
 
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
-from tsx_runtime.worker.openai.errors import RefusedField
-from tsx_runtime.worker.openai.fields import Fields, read_document
+from tsx_runtime.worker.openai import requests
+from tsx_runtime.worker.openai.requests import OpenAIRequest, RefusedField
 
 EMBEDDINGS, RERANK, TRANSCRIPTIONS = "v1/embeddings", ("v1/rerank", "v2/rerank", "rerank"), "v1/audio/transcriptions"
-PATHS = (EMBEDDINGS, *RERANK, TRANSCRIPTIONS)
 MOST_INPUTS = 2048
 MOST_DOCUMENTS = 10_000
 
 
-class _Embeddings(NamedTuple):
-    inputs: list[str]
-    encoding: str
-    dimensions: int | None
-
-
-class _Rerank(NamedTuple):
-    query: str
-    documents: list[str]
-    top_n: int
-    returns: bool
-
-
-class _Transcription(NamedTuple):
-    audio: bytes
-    parameters: dict[str, Any]
-    format: str
-
-
-def read(path: str, headers: Mapping[str, str], body: Any) -> TaskRequest:
-    """`body`: that of a row, as bytes or parsed; of a form, the row itself. `headers`: of the request. Raises InvalidInput."""
-    fields = _fields(path, body)
-    is_resolved = headers.get("x-tsx-protocol") == "openai"  # the server has found this model by the name in the body
-    adapter = (fields.model or "").partition("/")[2] if is_resolved else ""
-    chosen = {"adapter": adapter} if adapter else {}
-    asked = _read(path, fields)
-    if isinstance(asked, _Embeddings):
-        return TaskRequest(asked.inputs, chosen)
-    if isinstance(asked, _Rerank):
-        return TaskRequest({"query": asked.query, "texts": asked.documents}, chosen)
-    return TaskRequest(asked.audio, asked.parameters | chosen)
+def read(path: str, body: Any, model: str) -> TaskRequest:
+    """`body`: that of a row, as bytes or parsed; of a form, the row itself. `model`: the name of this one. Raises InvalidInput."""
+    request = _request(path, body)
+    adapter = request.adapter(model)
+    inputs, parameters = request.task()
+    return TaskRequest(inputs, parameters | ({"adapter": adapter} if adapter else {}))
 
 
 def write(path: str, body: Any, results: Sequence[TaskResult], model: str) -> bytes:
     """The answer to that request. Raises InvalidInput."""
-    fields = _fields(path, body)
-    asked, name = _read(path, fields), fields.model or model
-    tokens = sum(result.tokens for result in results)
-    output = results[0].output
-    if isinstance(asked, _Embeddings):
-        return json.dumps(_embeddings(asked, output, tokens, name)).encode()
-    if isinstance(asked, _Rerank):
-        return json.dumps(_ranked(asked, output, tokens, name), ensure_ascii=False).encode()
-    return _transcript(asked.format, output)
+    request = _request(path, body)
+    return request.answer(results[0].output, sum(result.tokens for result in results), request.model or model)
 
 
-def _fields(path: str, body: Any) -> Fields:
-    if path != TRANSCRIPTIONS:
-        return Fields(read_document(body))
-    if not isinstance(body, Mapping) or "file" not in body:
-        raise RefusedField(
-            "The form has no field 'file'. Send the audio as multipart/form-data, with the fields 'file' and 'model'.", "file"
-        )
-    return Fields({name: _form_value(name, value) for name, value in body.items()})
+def _request(path: str, body: Any) -> _TaskRequest:
+    kind: type[_TaskRequest] | None = _KINDS.get(path)
+    if kind is None:
+        raise RefusedField(f"There is no /{path} for this model; it has one of {', '.join(f'/{each}' for each in _KINDS)}.", status=404)
+    if kind is TranscriptionRequest:
+        if not isinstance(body, Mapping):
+            raise RefusedField("The body is no form. Send the audio as multipart/form-data, with the fields 'file' and 'model'.", "file")
+        body = {name: value if name == "file" else _form_text(value) for name, value in body.items()}
+    return requests.read(kind, body)
 
 
-def _form_value(name: str, value: Any) -> Any:
-    if name == "file" or not isinstance(value, bytes | bytearray):
-        return value
-    return value.decode(errors="replace")
+def _form_text(value: Any) -> Any:
+    return value.decode(errors="replace") if isinstance(value, bytes | bytearray) else value
 
 
-def _read(path: str, fields: Fields) -> _Embeddings | _Rerank | _Transcription:
-    if path == EMBEDDINGS:
-        return _read_embeddings(fields)
-    if path in RERANK:
-        return _read_rerank(fields)
-    if path == TRANSCRIPTIONS:
-        return _read_transcription(fields)
-    raise RefusedField(f"There is no /{path} for this model; it has one of {', '.join(f'/{each}' for each in PATHS)}.", status=404)
+def _texts(given: Any) -> Any:
+    """A text, or a list of texts. Raises ValueError."""
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not texts or not all(isinstance(each, str) and each for each in texts):
+        must = f"it must be a text, or a list of up to {MOST_INPUTS} texts, none of them empty"
+        raise ValueError(f"{must}; tokens are not taken (LangChain: check_embedding_ctx_length=False)")
+    return texts
 
 
-def _read_embeddings(fields: Fields) -> _Embeddings:
-    given = fields.take("input")
-    inputs = [given] if isinstance(given, str) else given
-    if not isinstance(inputs, list) or not 0 < len(inputs) <= MOST_INPUTS or not all(isinstance(each, str) and each for each in inputs):
-        must = f"a text, or a list of up to {MOST_INPUTS} texts; tokens are not taken (LangChain: check_embedding_ctx_length=False)"
-        raise fields.wrong("input", given, must)
-    asked = _Embeddings(inputs, fields.choice("encoding_format", "float", "base64"), fields.whole("dimensions", 1, 1 << 20))
-    fields.finish()
-    return asked
+class EmbeddingsRequest(OpenAIRequest):
+    input: Annotated[list[str], BeforeValidator(_texts), Field(max_length=MOST_INPUTS)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
 
+    def task(self) -> tuple[Any, dict[str, Any]]:
+        return self.input, {}
 
-def _embeddings(asked: _Embeddings, vectors: Sequence[Sequence[float]], tokens: int, model: str) -> dict[str, Any]:
-    size = asked.dimensions
-    if size is not None:
-        if size > len(vectors[0]):
-            raise RefusedField(
-                f"The field 'dimensions' is {size}, but the model's vectors have {len(vectors[0])}. Send no more.", "dimensions"
-            )
-        vectors = [_unit(vector[:size]) for vector in vectors]
-    data = [
-        {"object": "embedding", "index": idx, "embedding": _packed(vector) if asked.encoding == "base64" else list(vector)}
-        for idx, vector in enumerate(vectors)
-    ]
-    return {"object": "list", "data": data, "model": model, "usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
+    def answer(self, vectors: Sequence[Sequence[float]], tokens: int, model: str) -> bytes:
+        size = self.dimensions
+        if size is not None:
+            if size > len(vectors[0]):
+                text = f"The field 'dimensions' is {size}, but the model's vectors have {len(vectors[0])}. Send no more."
+                raise RefusedField(text, "dimensions")
+            vectors = [_unit(vector[:size]) for vector in vectors]
+        data = [
+            {"object": "embedding", "index": idx, "embedding": _packed(vector) if self.encoding_format == "base64" else list(vector)}
+            for idx, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return json.dumps({"object": "list", "data": data, "model": model, "usage": usage}).encode()
 
 
 def _unit(vector: Sequence[float]) -> list[float]:
@@ -130,61 +94,65 @@ def _packed(vector: Sequence[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
 
 
-def _read_rerank(fields: Fields) -> _Rerank:
-    query, given = fields.text("query"), fields.take("documents")
-    if not query:
-        raise fields.missing("query", '"What is a panda?"')
-    texts = [each.get("text") if isinstance(each, dict) else each for each in given] if isinstance(given, list) else []
-    if not 0 < len(texts) <= MOST_DOCUMENTS or not all(isinstance(each, str) for each in texts):
-        raise fields.wrong("documents", given, f"a list of up to {MOST_DOCUMENTS} texts")
-    top_n = fields.whole("top_n", 1, 1 << 31) or len(texts)
-    asked = _Rerank(query, list(map(str, texts)), min(top_n, len(texts)), fields.flag("return_documents"))
-    fields.finish()
-    return asked
+def _text_of(document: Any) -> Any:
+    return document.get("text") if isinstance(document, dict) else document
 
 
-def _ranked(asked: _Rerank, output: Sequence[Any], tokens: int, model: str) -> dict[str, Any]:
-    """`output`: scores, or what text-embeddings-inference answers: index and score of each text."""
-    scores = dict(enumerate(output)) if not isinstance(output[0], dict) else {e["index"]: e["score"] for e in output}
-    best = sorted(scores, key=lambda idx: -scores[idx])[: asked.top_n]
-    results = [
-        {"index": idx, "relevance_score": scores[idx]} | ({"document": {"text": asked.documents[idx]}} if asked.returns else {})
-        for idx in best
-    ]
-    meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
-    counts = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"id": secrets.token_hex(16), "object": "list", "model": model, "results": results, "usage": counts, "meta": meta}
+class RerankRequest(OpenAIRequest):
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[list[Annotated[str, BeforeValidator(_text_of)]], Field(min_length=1, max_length=MOST_DOCUMENTS)]
+    top_n: Annotated[int, Field(ge=1)] | None = None
+    return_documents: bool | None = None
+
+    def task(self) -> tuple[Any, dict[str, Any]]:
+        return {"query": self.query, "texts": self.documents}, {}
+
+    def answer(self, output: Sequence[Any], tokens: int, model: str) -> bytes:
+        """`output`: scores, or what text-embeddings-inference answers: index and score of each text."""
+        scores = dict(enumerate(output)) if not isinstance(output[0], dict) else {e["index"]: e["score"] for e in output}
+        best = sorted(scores, key=lambda idx: -scores[idx])[: self.top_n]
+        results = [
+            {"index": idx, "relevance_score": scores[idx]} | ({"document": {"text": self.documents[idx]}} if self.return_documents else {})
+            for idx in best
+        ]
+        meta = {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
+        counts = {"prompt_tokens": tokens, "total_tokens": tokens}
+        shown = {"id": secrets.token_hex(16), "object": "list", "model": model, "results": results, "usage": counts, "meta": meta}
+        return json.dumps(shown, ensure_ascii=False).encode()
 
 
-def _read_transcription(fields: Fields) -> _Transcription:
-    audio = fields.take("file")
-    if isinstance(audio, str):
-        audio = audio.encode()
-    if not audio:
-        raise fields.missing("file", "the bytes of a sound file")
-    format = fields.choice("response_format", "json", "text", "verbose_json")
-    if fields.text("temperature") not in (None, "", "0", "0.0"):
-        raise RefusedField("The field 'temperature' is not supported here. Send the request without it.", "temperature")
-    if fields.text("stream") not in (None, "false"):
-        raise RefusedField("The field 'stream' is not supported here: the text comes whole.", "stream")
-    parameters: dict[str, Any] = {"return_timestamps": True} if format == "verbose_json" else {}
-    if language := fields.text("language"):
-        parameters["language"] = language
-    fields.finish()
-    return _Transcription(bytes(audio), parameters, format)
+class TranscriptionRequest(OpenAIRequest, strict=False):
+    """A form, whose fields come as bytes."""
+
+    file: Annotated[bytes, Field(min_length=1)]
+    response_format: Literal["json", "text", "verbose_json"] | None = None
+    language: str | None = None
+    temperature: Literal["", "0", "0.0"] | None = None
+    stream: Literal["", "false"] | None = None
+
+    def task(self) -> tuple[Any, dict[str, Any]]:
+        parameters: dict[str, Any] = {"return_timestamps": True} if self.response_format == "verbose_json" else {}
+        return self.file, parameters | ({"language": self.language} if self.language else {})
+
+    def answer(self, output: Mapping[str, Any], tokens: int, model: str) -> bytes:
+        text = str(output["text"])
+        if self.response_format == "text":
+            return f"{text}\n".encode()
+        if self.response_format != "verbose_json":
+            return json.dumps({"text": text}, ensure_ascii=False).encode()
+        chunks = output.get("chunks") or [{"text": text, "timestamp": (0.0, None)}]
+        segments = [
+            {"id": idx, "start": start or 0.0, "end": end if end is not None else start or 0.0, "text": chunk["text"]}
+            for idx, chunk in enumerate(chunks)
+            for start, end in [chunk["timestamp"]]
+        ]
+        shown = {"task": "transcribe", "language": output.get("language", ""), "duration": segments[-1]["end"], "text": text}
+        return json.dumps(shown | {"segments": segments}, ensure_ascii=False).encode()
 
 
-def _transcript(format: str, output: Mapping[str, Any]) -> bytes:
-    text = str(output["text"])
-    if format == "text":
-        return f"{text}\n".encode()
-    if format == "json":
-        return json.dumps({"text": text}, ensure_ascii=False).encode()
-    chunks = output.get("chunks") or [{"text": text, "timestamp": (0.0, None)}]
-    segments = [
-        {"id": idx, "start": start or 0.0, "end": end if end is not None else start or 0.0, "text": chunk["text"]}
-        for idx, chunk in enumerate(chunks)
-        for start, end in [chunk["timestamp"]]
-    ]
-    shown = {"task": "transcribe", "language": output.get("language", ""), "duration": segments[-1]["end"], "text": text}
-    return json.dumps(shown | {"segments": segments}, ensure_ascii=False).encode()
+_TaskRequest: TypeAlias = EmbeddingsRequest | RerankRequest | TranscriptionRequest
+_KINDS: Mapping[str, type[_TaskRequest]] = {
+    EMBEDDINGS: EmbeddingsRequest,
+    **dict.fromkeys(RERANK, RerankRequest),
+    TRANSCRIPTIONS: TranscriptionRequest,
+}

@@ -196,6 +196,23 @@ def test_tensors_are_compared_by_their_numbers_and_not_by_the_version_that_they_
     assert str(reported(Compare(kind="exact"), first, near)).startswith("outputs.0.data.0: ")
 
 
+def chat(number: int, text: str, *, stream: bool) -> ComparedAnswer:
+    """As `/v1/chat/completions` has it: each answer has an identifier of its own, and its time."""
+    head = {"id": f"chatcmpl-{number}", "created": number}
+    call = {"role": "assistant", "tool_calls": [{"id": f"call_{number}", "function": {"name": text}}]}
+    if not stream:
+        return answer(head | {"object": "chat.completion", "choices": [{"message": call}]})
+    event = json.dumps(head | {"object": "chat.completion.chunk", "choices": [{"delta": call}]})
+    return answer(f"data: {event}\n\ndata: {event}\n\ndata: [DONE]\n\n".encode(), content_type="text/event-stream; charset=utf-8")
+
+
+@pytest.mark.parametrize("how", [Compare(kind="exact"), Compare(kind="numeric"), Compare(kind="top-k")])
+@pytest.mark.parametrize("stream", [False, True])
+def test_chats_are_compared_by_what_they_say_and_not_by_their_identifiers(how: Compare, stream: bool) -> None:
+    assert reported(how, chat(1, "yes", stream=stream), chat(2, "yes", stream=stream)) is None
+    assert "name" in str(reported(how, chat(1, "yes", stream=stream), chat(2, "no", stream=stream)))
+
+
 @pytest.mark.parametrize("length", ["9999999", "0", "-1", "x", "10", ""])
 def test_tensors_that_cannot_be_read_are_compared_as_bytes(length: str) -> None:
     whole = tensors("1.0", [1.0, 2.0])

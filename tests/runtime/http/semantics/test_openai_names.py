@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tsx_runtime.errors import BadRequest, error_body
-from tsx_runtime.http.semantics import openai
 from tsx_runtime.http.semantics.errors import error_event, for_openai
-from tsx_runtime.http.semantics.openai import PARSED, model_in_json, speaks_openai, split_name
+from tsx_runtime.http.semantics.openai import model_in_json, speaks_openai, split_name
+from tsx_runtime.http.semantics.tracing import route_of
 from tsx_runtime.wire import Parts
 
-VALUES = st.recursive(
-    st.none() | st.integers() | st.text() | st.sampled_from(['"model": "x"', "\\", '\\"', "model"]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["model", "a", '"', "\\"]), inner, max_size=3),
-    max_leaves=12,
-)
+LARGE = b'"x": "%b"' % (b"A" * 100_000)
 
 
-@given(before=st.dictionaries(st.text(max_size=3), VALUES, max_size=3), after=VALUES, name=st.text(min_size=1, max_size=9))
-def test_a_search_finds_what_a_parser_does(before: Any, after: Any, name: str) -> None:
-    document = before | {"model": name, "z": after, "": [{"model": "nested"}]}
-    for ascii in (True, False):
-        body = json.dumps(document, ensure_ascii=ascii).encode(errors="surrogatepass")
-        assert openai._search(body) == name
-    assert openai._search(json.dumps({"z": after} | {"x": {"model": name}}).encode()) is None
-
-
-def test_large_bodies_are_searched_or_parsed_and_never_guessed() -> None:
-    image = {"messages": [{"content": "A" * PARSED + '"model": "no"'}], "model": "yes"}
-    assert model_in_json(json.dumps(image).encode()) == "yes"
-    assert model_in_json(json.dumps(image | {"texts": ['"'] * 5000}).encode()) == "yes"
-    assert model_in_json(b'{"model": "a", "\\u006dodel": "b", "x": "%b"}' % (b"A" * PARSED)) == "b"
+def test_the_model_is_found_wherever_it_is() -> None:
+    image = {"messages": [{"content": "A" * 100_000 + '"model": "no"'}], "model": "yes", "x": {"model": "no"}}
     whole = json.dumps(image).encode()
-    assert model_in_json(Parts([whole[:9], whole[9:]], len(whole))) == "yes"
-    for values in (b'"",' * 400_000, b'{"a":{}},' * 150_000):
+    assert model_in_json(whole) == model_in_json(Parts([whole[:9], whole[9:]], len(whole))) == "yes"
+    assert model_in_json(b'{"model": "a", "\\u006dodel": "b", %b}' % LARGE) == "b"  # the last counts, as for a parser
+    assert model_in_json(b'{"model": null}') is None
+    assert model_in_json(b"{%b}" % LARGE) is None
+    for values in (b'"",' * 1_100_000, b'{"a":{}},' * 400_000):
         with pytest.raises(BadRequest, match="predictions/MODEL"):
             model_in_json(b'{"model": "a", "x": [%b1]}' % values)
 
 
-@pytest.mark.parametrize("body", [b"", b"no", b"[]", b'{"model": 1}', b'{"model": "%b"}' % (b"x" * 2000), b"[" * 60_000, b"\xff"])
+BODIES = [b"", b"no", b"[]", b'{"model": "%b"}' % (b"x" * 2000), b"[" * 60_000, b"\xff", b'{"model": 5}', b'{"model": 5, %b}' % LARGE]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=[str(body[:12]) for body in BODIES])
 def test_what_names_no_model_is_refused_in_words(body: bytes) -> None:
     with pytest.raises(BadRequest, match=r"JSON|model"):
         model_in_json(body)
@@ -52,8 +39,14 @@ def test_what_names_no_model_is_refused_in_words(body: bytes) -> None:
 def test_names_and_paths() -> None:
     assert split_name("m") == ("m", None, None)
     assert split_name("m:1.0/ada") == ("m", "1.0", "ada")
-    assert [speaks_openai(path) for path in ("/v1/models", "/v1/models/a/b", "/v1/models/a:predict", "/v2/rerank", "/v1/x")] == [
-        *(True, True, False, True, False)
+    assert [speaks_openai(path) for path in ("/v1/models", "/v1/models/a/b", "/v1/models/a:predict", "/v2/rerank", "/v1/files", "/x")] == [
+        *(True, True, False, True, True, False)
+    ]
+
+
+def test_traces_have_these_paths_as_routes() -> None:
+    assert [route_of(path) for path in ("/v1/chat/completions", "/rerank", "/v1/models/m:predict")] == [
+        *("/v1/chat/completions", "/rerank", "/v1/models/{model}:predict")
     ]
 
 

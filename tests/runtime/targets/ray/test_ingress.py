@@ -92,7 +92,7 @@ def ask(to: Ingress, method: str = "POST", path: str = "/app/predictions/m", **h
     sent: list[Message] = []
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": b"{}"}
+        return {"type": "http.request", "body": b'{"model": "b:1.0/ada"}'}
 
     async def send(message: Message) -> None:
         sent.append(message)
@@ -128,6 +128,14 @@ def test_half_an_answer_is_not_repeated_and_ends_the_connection() -> None:
         ask(ingress(ScriptedHandle([HALF, lost()])), "GET")
 
 
+def test_a_stream_of_events_that_loses_its_replica_ends_with_an_error_event() -> None:
+    begun = [HALF[0] | {"headers": [(b"content-type", b"text/event-stream")]}, HALF[1]]
+    status, _, body = ask(ingress(ScriptedHandle([begun, lost()])), path="/app/v1/chat/completions")
+    half, event = body.split(b"\n\ndata: ")
+    assert (status, half) == (200, b"half")
+    assert "was lost" in json.loads(event)["error"]["message"]
+
+
 def test_where_no_replica_takes_it_the_error_is_in_the_servers_form() -> None:
     status, _, body = ask(ingress(ScriptedHandle([UNAVAILABLE])), path="/app/v2/models/m/infer")
     assert (status, "do not start" in json.loads(body)["error"]) == (503, True)  # the protocol's own field
@@ -153,6 +161,8 @@ def test_the_answer_has_no_request_id_where_the_proxy_adds_the_same() -> None:
         ("/app/v2/models/b/infer", ["b"]),
         ("/app/v2/models/b/ready", ["b"]),
         ("/app/v1/models/a", ["a"]),
+        ("/app/v1/models/a:1.0/ada", ["a"]),
+        ("/app/v1/embeddings", ["b"]),
         ("/app/a/predict", ["a"]),
         ("/app/predictions/c", []),
         ("/app/predictions/", []),

@@ -138,7 +138,7 @@ class HuggingFaceHandler:
         """A row does not tell its path, but these formats differ from the others. None where it is refused."""
         for path in (openai.EMBEDDINGS, openai.RERANK[0]):
             with suppress(InvalidInput):
-                return self._read_of(path, {}, row)
+                return self._read_of(path, row, "")
         return None
 
     def _read(self, row: Any) -> Request:
@@ -151,10 +151,10 @@ class HuggingFaceHandler:
                 f"Model {context.model_name} is of the task {self.loaded.task}, which does not answer /{path}. "
                 f'Send {{"inputs": ...}} to /predictions/{context.model_name}.'
             )
-        return self._read_of(path, context.get_all_request_header(position), row)
+        return self._read_of(path, row, context.model_name)
 
-    def _read_of(self, path: str, headers: Mapping[str, str], row: Any) -> Request:
-        request: TaskRequest = openai.read(path, headers, row.get("body", row) if isinstance(row, Mapping) else row)
+    def _read_of(self, path: str, row: Any, model: str) -> Request:
+        request: TaskRequest = openai.read(path, row.get("body", row) if isinstance(row, Mapping) else row, model)
         if path == openai.EMBEDDINGS:  # of length 1 there, and of texts as a whole
             request = request._replace(parameters={**request.parameters, "normalize": True})
         found: Request = self.task.read(request)

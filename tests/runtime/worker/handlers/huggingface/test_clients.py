@@ -100,11 +100,21 @@ def test_openais_paths_are_answered_in_their_shapes(served: Get) -> None:
         assert f"is of the task text-classification, which does not answer /{path}" in other.value["message"]
 
 
+def test_a_request_of_openais_api_costs_what_the_same_of_hugging_faces_does(served: Get) -> None:
+    for kind, task, openais, own in (
+        ("sentences", "feature-extraction", {"model": "m", "input": WORDS}, {"inputs": WORDS}),
+        ("bert-ranking", "text-ranking", {"query": "the name", "documents": WORDS}, {"inputs": {"query": "the name", "texts": WORDS}}),
+    ):
+        cost = served(kind, task).handler.cost
+        tokens = [cost({"body": json.dumps(body).encode()}) for body in (openais, own)]
+        assert tokens[0] == tokens[1] > len(WORDS)
+
+
 def test_what_a_transcription_costs_is_no_field_of_it(served: Get) -> None:
     model = served("whisper", "automatic-speech-recognition")
     form = {"file": sound(0.2), "model": b"m"}
     assert model.handler.cost(form) == 1
-    openai.read("v1/audio/transcriptions", {}, form)
+    openai.read("v1/audio/transcriptions", form, "m")
 
 
 @pytest.mark.parametrize(

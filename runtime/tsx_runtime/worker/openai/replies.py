@@ -1,0 +1,139 @@
+"""The answers to requests for text: the choices of a request, which are generated together, and their server-sent events."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from tsx_runtime.worker.generation.interface import FinishReason, Sampling, TextGenerator, TextPiece, TokenLogprob
+from tsx_runtime.worker.openai.requests import BodyObject, Choices, RefusedField, TextRequest
+
+DONE = b"data: [DONE]\n\n"
+LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON has not
+
+
+class Continuation(NamedTuple):
+    """One choice of the answer."""
+
+    prompt: list[int]
+    sampling: Sampling
+
+
+def continuations(prompts: list[list[int]], sampling: Sampling, n: int, generator: TextGenerator) -> list[Continuation]:
+    """`n` of each prompt; where there is a seed, each has another one. Raises RefusedField for what the context cannot hold."""
+    most = generator.context_length
+    for prompt in prompts:
+        if len(prompt) + (sampling.max_tokens or 1) > most:
+            asked = "at least one" if sampling.max_tokens is None else sampling.max_tokens
+            text = f"The prompt has {len(prompt)} tokens, and {asked} may follow, but the model's context has {most} for both."
+            raise RefusedField(f"{text} Shorten the prompt, or ask for fewer.", code="context_length_exceeded")
+    seeds = [sampling.seed if sampling.seed is None else sampling.seed + idx for idx in range(n)]
+    return [Continuation(prompt, replace(sampling, seed=seed)) for prompt in prompts for seed in seeds]
+
+
+@dataclass
+class Choice:
+    """What has come of one so far."""
+
+    parts: list[str] = field(default_factory=list)
+    tokens: int = 0
+    finished: FinishReason | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+    def add(self, piece: TextPiece) -> None:
+        self.parts.append(piece.text)
+        self.tokens += piece.tokens
+        self.finished = piece.finished or self.finished
+        self.logprobs += piece.logprobs
+
+
+def event(data: Any, name: str = "") -> bytes:
+    """JSON escapes all line ends, so that an event is one line."""
+    text = json.dumps(data, separators=(",", ":")).encode()
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), text) if name else b"data: %b\n\n" % text
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
+class TextFormat(BodyObject):
+    """Of Responses. That of chats has the schema in an object of its own."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    definition: dict[str, Any] | None = Field(None, alias="schema")
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def has_schema(self) -> TextFormat:
+        if self.type == "json_schema" and self.definition is None:
+            raise ValueError("it has no schema; send a JSON schema in its field 'schema'")
+        return self
+
+
+def schema_of(format: TextFormat | None) -> Mapping[str, Any] | None:
+    """{}: any JSON object."""
+    if format is None or format.type == "text":
+        return None
+    return {} if format.type == "json_object" else format.definition
+
+
+def _flat(given: Any) -> Any:
+    if not isinstance(given, dict):
+        return given
+    own = given.get("json_schema")
+    return {**(own if isinstance(own, dict) else {}), **{name: value for name, value in given.items() if name != "json_schema"}}
+
+
+class StreamOptions(BodyObject):
+    include_usage: bool | None = None
+
+
+class ChoicesRequest(TextRequest):
+    """What chat and text completions have in common."""
+
+    n: Choices = None
+    response_format: Annotated[TextFormat, BeforeValidator(_flat)] | None = None
+    stream_options: StreamOptions | None = None
+
+
+class ChoicesReply:
+    """`n` choices of each prompt. `add` gives the events for a piece of one: none where the answer does not stream."""
+
+    def __init__(
+        self, request: ChoicesRequest, generator: TextGenerator, prompts: list[list[int]], sampling: Sampling, head: dict[str, Any]
+    ) -> None:
+        """Raises RefusedField."""
+        self.streams = bool(request.stream)
+        self._shows_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
+        self.continuations = continuations(prompts, sampling, request.n or 1, generator)
+        self._generator = generator
+        self._choices = [Choice() for _ in self.continuations]
+        self._prompt_tokens = sum(map(len, prompts))
+        self._head = head | {"created": int(time.time())}
+
+    def end(self) -> bytes:
+        return (event(self._head | {"choices": [], "usage": self._usage()}) if self._shows_usage else b"") + DONE
+
+    def _chunk(self, choice: dict[str, Any]) -> bytes:
+        return event(self._head | {"choices": [choice]} | ({"usage": None} if self._shows_usage else {}))
+
+    def _usage(self) -> dict[str, int]:
+        completion = sum(choice.tokens for choice in self._choices)
+        return {"prompt_tokens": self._prompt_tokens, "completion_tokens": completion, "total_tokens": self._prompt_tokens + completion}
+
+
+def new_id(kind: str) -> str:
+    return f"{kind}{secrets.token_hex(12)}"

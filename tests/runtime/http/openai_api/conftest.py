@@ -1,0 +1,49 @@
+"""A server whose models answer OpenAI's API, and its client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.models import make_model
+from tests.support.openai_models import COUNTER, WRITER
+
+ASYNC = "minWorkers: 1\nmaxWorkers: 1\nasyncCommunication: true\n"
+TOKEN = "sesame"
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}},
+}
+
+
+@pytest.fixture(scope="module")
+def served(store: Path, start_server: Any) -> Iterator[Any]:
+    for version in ("1.0", "2.0"):
+        make_model(store / f"writer{version}.mar", WRITER, name="writer", version=version, config=ASYNC)
+    make_model(store / "counter.mar", COUNTER)
+    with start_server(inference_token=TOKEN, access_log=True, log_format="json") as server:
+        server.register("writer1.0.mar", initial_workers=1)
+        server.register("writer2.0.mar", initial_workers=1)
+        server.register("counter.mar", initial_workers=1)
+        yield server
+
+
+@contextmanager
+def client_of(server: Any, **options: Any) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.addresses['inference']}/v1", **{"api_key": TOKEN, "max_retries": 0} | options) as client:
+        yield client
+
+
+@pytest.fixture
+def client(served: Any) -> Iterator[openai.OpenAI]:
+    with client_of(served) as made:
+        yield made
+
+
+def said(words: str) -> list[Any]:
+    return [{"role": "user", "content": f"say {words}"}]
