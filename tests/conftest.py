@@ -161,8 +161,8 @@ sys.addaudithook(_note_process)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """For `-n auto`: one more than there are cores, since tests often wait for processes that they started."""
-    return cpu_count() + 1
+    """For `-n auto`: two more than there are cores, since tests often wait: for processes that they started, for a time limit to pass."""
+    return cpu_count() + 2
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -24,6 +24,7 @@ BLOCK = re.compile(r"^```(\w+) (run|write (\S+))\n(.*?)^```$", re.MULTILINE | re
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*/README.md"), *ROOT.glob("benchmarks/*.md")])
 PORTS = {"INFERENCE": 8080, "MANAGEMENT": 8081, "METRICS": 8082}
+PROGRAMS = {"python": sys.executable, "tsx": "tsx"}  # those that can be forked
 GRPC_PORTS = {"INFERENCE": 7070, "MANAGEMENT": 7071}
 
 
@@ -45,9 +46,10 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 
 def words(command: str) -> list[str]:
-    """Those of a command of tsx, or of a shell that runs it where it needs one."""
-    if command.startswith("tsx ") and not set("|&;<>()$`*?#~\n") & set(command):
-        return shlex.split(command)
+    """Those of a program of Python, or of a shell that runs it where it needs one."""
+    name, unquoted = command.partition(" ")[0], re.sub(r"'[^']*'", "", command)
+    if name in PROGRAMS and not set("|&;<>()$`*?#~\n") & set(unquoted):
+        return [PROGRAMS[name], *shlex.split(command)[1:]]
     return ["bash", "-c", f"exec {command}" if command.startswith("tsx serve ") else command]
 
 

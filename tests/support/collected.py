@@ -29,7 +29,7 @@ class Collected:
         with their_programs, their_runners:
             numbers = [their_programs.fileno(), their_runners.fileno()]
             words = [sys.executable, "-m", __name__, *map(str, numbers), *paths]
-            self._process = subprocess.Popen(words, cwd=Path(__file__).parents[2], pass_fds=numbers)
+            self._process = subprocess.Popen(words, cwd=Path(__file__).parents[2], env=os.environ | forked.PASSIVE, pass_fds=numbers)
         self.programs, self.runners = forked.Forker(programs), forked.Forker(runners)
 
     def start(self, command: Sequence[str], **options: Any) -> Runner:

@@ -53,6 +53,7 @@ IMPORTED = (
     "uvicorn.lifespan.off",
     "uvloop",
 )
+PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # as workers of a real server have it; read when torch is imported
 NUMBER = struct.Struct("!I")
 MOST_FILES = 16  # that a program is given
 
@@ -66,8 +67,7 @@ class Popen(subprocess.Popen[Any]):
         self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any
     ) -> None:
         in_shell, in_session = rest[2], any(rest[14:15])
-        finds_others = env is not None and env.get("PYTHONPATH") != os.environ.get("PYTHONPATH")  # a sitecustomize, for one
-        cannot = preexec_fn or in_shell or finds_others or sys.platform != "linux"
+        cannot = preexec_fn or in_shell or _begins_otherwise(env) or sys.platform != "linux"
         program = None if cannot else _program(args)
         if program is None:
             super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)  # type: ignore[misc]
@@ -129,6 +129,15 @@ def run(
 SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen, "run": run})  # in the place of the module
 
 
+def _begins_otherwise(environment: Mapping[str, str] | None) -> bool:
+    """Whether PYTHONPATH has a sitecustomize, or something in the place of what is imported already."""
+    if environment is None:
+        return False
+    own, given = (set(variables.get("PYTHONPATH", "").split(os.pathsep)) - {""} for variables in (os.environ, environment))
+    new = [path for directory in given - own for path in Path(directory).glob("*") if directory not in sys.path]
+    return not own <= given or any(path.stem == "sitecustomize" or path.stem in sys.modules for path in new)
+
+
 def _program(command: Any) -> list[str] | None:
     """(kind, what, arguments...), or None where it is no program of this Python, or has options of the interpreter."""
     if isinstance(command, (str, bytes)):
@@ -179,7 +188,8 @@ def _forker() -> Forker:
         ours, theirs = socket.socketpair()
         with theirs:
             words = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            subprocess.Popen(words, cwd=Path(__file__).parents[2], pass_fds=[theirs.fileno()]).returncode = 0  # none waits for its end
+            place, variables = Path(__file__).parents[2], os.environ | PASSIVE
+            subprocess.Popen(words, cwd=place, env=variables, pass_fds=[theirs.fileno()]).returncode = 0  # none waits for its end
         _made.append(Forker(ours))
     return _made[0]
 
@@ -243,6 +253,9 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    if order["program"][0] == "-c":
+        sys.path.insert(0, "")
     _open_streams()
     hidden_credentials.Popen = _fork_program  # type: ignore[assignment]  # of a server: its fork server and resource tracker
     _end(lambda: _run(*order["program"]))

@@ -133,7 +133,12 @@ def serving(common: Settings, pair: Pair, models: list[str], kinds: tuple[int, .
 
 
 def relays_of(pid: int) -> list[psutil.Process]:
-    return [child for child in psutil.Process(pid).children() if any("frontends.relay" in word for word in child.cmdline())]
+    found = []
+    for child in psutil.Process(pid).children():
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            if any("frontends.relay" in word for word in child.cmdline()):
+                found.append(child)
+    return found
 
 
 def connected_to(relay: psutil.Process, server: int, connect: Callable[[], RawConnection], count: int) -> list[RawConnection]:
