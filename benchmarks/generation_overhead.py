@@ -1,7 +1,8 @@
 """What a token costs on its way from transformers' continuous batching to the text that a client gets, beside the bare loop.
 
 The bare loop counts the tokens that the manager hands out, with attention as transformers computes it. The engine adds admission,
-streams and its sampler; the generator adds text, stop strings and metrics. Rounds alternate in one process; the result is the median of their ratios.
+streams and its sampler; the generator adds text, stop strings and metrics. Rounds alternate in one process; the result is the median
+of their ratios.
 
     python benchmarks/generation_overhead.py [--hidden 512 --layers 8] [--sequences 1 8 32] [--tokens 64] [--rounds 5]
 """

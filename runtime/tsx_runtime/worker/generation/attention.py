@@ -9,12 +9,14 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+FEW = 1 << 14  # pairs of a query and a key, of all sequences: up to so many, one call with a mask is faster than a call for each
+
 
 def attend_by_sequence(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> tuple[torch.Tensor, None]:
     """Shapes (1, heads, tokens of all sequences, head size); the mask (1, 1, queries, keys). Returns (1, queries, heads, head size)."""
     bounds = options.get("cu_seq_lens_q")
-    several = bounds is not None and len(bounds) > 2 and mask is not None
-    if not several or query.device.type != "cpu" or options.get("position_bias") is not None:
+    many = bounds is not None and len(bounds) > 2 and mask is not None and query.shape[2] * key.shape[2] > FEW
+    if not many or query.device.type != "cpu" or options.get("position_bias") is not None:
         return sdpa_attention_forward(module, query, key, value, mask, **options)  # type: ignore[no-any-return]
     queries, keys = (pairwise(options[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k"))
     outputs = [
