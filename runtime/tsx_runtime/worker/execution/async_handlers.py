@@ -18,7 +18,7 @@ from contextlib import suppress
 from functools import partial
 
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
-from tsx_runtime.worker.channel import FrameSocket
+from tsx_runtime.worker.channel import FrameSocket, OutFrame
 from tsx_runtime.worker.codecs.responses import CANCELLED, GONE, Answer, encode_answers, failure, is_device_lost, mismatch
 from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
@@ -48,6 +48,8 @@ class ConcurrentRequests:
         self._tasks: dict[int, asyncio.Task[Answer]] = {}
         self._called_off: set[int] = set()  # whose clients have left
         self._next_report: asyncio.TimerHandle | None = None  # of metrics, while requests run
+        self._joins_pieces = bool(getattr(model.entry.instance, "joins_pieces", False))
+        self._pieces: list[OutFrame] = []  # of this turn of the loop
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
@@ -115,8 +117,9 @@ class ConcurrentRequests:
         self._called_off.discard(batch)
         with suppress(ConnectionError):  # the front end is gone, which the thread that reads tells
             self._channel.send_all(
-                with_metrics(self._model, [(Kind.REPLY, batch, [answer], step_times.times(began, time.monotonic(), laps))])
+                self._pieces + with_metrics(self._model, [(Kind.REPLY, batch, [answer], step_times.times(began, time.monotonic(), laps))])
             )
+        self._pieces.clear()
 
     def _report(self) -> None:
         """What an answer that takes long has counted so far."""
@@ -127,7 +130,21 @@ class ConcurrentRequests:
                 self._channel.send(Kind.REPORT, 0, extra=json.dumps(facts).encode())
 
     def _send_piece(self, batch: int, position: int, headers: Buffer, body: Buffer) -> None:
-        self._channel.send(Kind.PIECE, batch, [(position, headers, body)])
+        """Those of one turn of the loop go in one call where the handler says `joins_pieces`: it sends them on the loop, which it never
+        blocks. A call costs more than all else that a token does here.
+        """
+        if not self._joins_pieces:
+            self._channel.send(Kind.PIECE, batch, [(position, headers, body)])
+            return
+        if not self._pieces:
+            asyncio.get_running_loop().call_soon(self._send_pieces)
+        self._pieces.append((Kind.PIECE, batch, [(position, headers, body)], b""))
+
+    def _send_pieces(self) -> None:
+        pieces, self._pieces = self._pieces, []
+        if pieces:  # none, where an answer took them along
+            with suppress(ConnectionError):  # as in `_reply`
+                self._channel.send_all(pieces)
 
 
 def serve(channel: FrameSocket, model: ServedModel, on_other: Callable[[FrameSocket, Frame], None], on_request: Callable[[], None]) -> None:

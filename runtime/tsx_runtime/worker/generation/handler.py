@@ -15,6 +15,7 @@ class HuggingFaceGeneration:
     """Takes the format of Hugging Face's inference API, and OpenAI's at its paths (`url_path`)."""
 
     takes_raw_bodies = True
+    joins_pieces = True
     input_kind = "json"
 
     async def initialize(self, context: Context) -> None:

@@ -45,10 +45,13 @@ async def _generate(reply: Reply, streams: Sequence[AsyncGenerator[TextPiece, No
     """All choices end with the first that fails, and when this is cancelled."""
 
     async def take(index: int, stream: AsyncGenerator[TextPiece, None]) -> None:
+        begun = False
         async with aclosing(stream):
             async for piece in stream:
                 if events := reply.add(index, piece):
-                    context.set_response_content_type(0, "text/event-stream")
+                    if not begun:
+                        context.set_response_content_type(0, "text/event-stream")
+                        begun = True
                     context.send_piece(0, events)
 
     if len(streams) == 1:
