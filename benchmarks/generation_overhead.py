@@ -24,7 +24,7 @@ from transformers import AttentionInterface, ContinuousBatchingConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.support.language_models import bpe_tokenizer, llama
-from tsx_runtime.worker.generation.attention import attend_by_sequence
+from tsx_runtime.worker.generation.attention import attend
 from tsx_runtime.worker.generation.generator import HuggingFaceGenerator
 from tsx_runtime.worker.generation.interface import Sampling
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
@@ -96,7 +96,7 @@ async def main() -> None:
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for turn in range(options.rounds + 1):
             for name, way in ways.items():
-                AttentionInterface.register("sdpa", sdpa_attention_forward if name == "bare" else attend_by_sequence)
+                AttentionInterface.register("sdpa", sdpa_attention_forward if name == "bare" else attend)
                 began = time.perf_counter()
                 await asyncio.gather(*(way() for _ in range(sequences)))
                 if turn:  # the first warms up

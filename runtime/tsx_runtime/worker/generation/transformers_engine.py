@@ -27,7 +27,7 @@ from transformers.generation.continuous_batching.utils import find_head_dim, fin
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.shared.memory import free_memory
 from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
-from tsx_runtime.worker.generation import attention  # noqa: F401
+from tsx_runtime.worker.generation import attention
 from tsx_runtime.worker.generation.interface import EngineStats, Sampling, Tokens
 from tsx_runtime.worker.generation.sampler import Sampler, sampling_arguments, token_logprob
 
@@ -53,6 +53,7 @@ class TransformersEngine:
 
     def __init__(self, model: Any, adapters: Mapping[str, Path], limits: GenerationLimits, end_tokens: Sequence[int]) -> None:
         """`start` makes it ready. Raises `LoadError`."""
+        attention.register()
         models = {None: model} | {name: adapter_view(model, name, directory) for name, directory in adapters.items()}
         self.adapters = list(adapters)
         self._lanes = {

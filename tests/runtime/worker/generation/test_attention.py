@@ -31,5 +31,5 @@ def test_each_sequence_attends_to_its_own(monkeypatch: pytest.MonkeyPatch, queri
     build_attention_mask(mask, bounds_q, bounds_k, window)
     options = {"cu_seq_lens_q": torch.tensor(bounds_q), "cu_seq_lens_k": torch.tensor(bounds_k), "scaling": 0.25}
     whole, _ = sdpa_attention_forward(GroupedHeads(), query, key, value, mask, **options)
-    parts, _ = attention.attend_by_sequence(GroupedHeads(), query, key, value, mask, **options)
+    parts, _ = attention.attend(GroupedHeads(), query, key, value, mask, **options)
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-5)
