@@ -27,6 +27,8 @@ from tsx_runtime.http.semantics.messages import CLIENT_LEFT, CountedBytes, Messa
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
+    from tsx_runtime.http.fast_lane.connection_clock import Timeouts
+
 SUBPROTOCOL = "tsx.v1"
 INVALID, TOO_SLOW, FAILED, RESTART, TRY_AGAIN = 1007, 1008, 1011, 1012, 1013  # close codes (RFC 6455, and IANA's registry of them)
 LONGEST_REASON = 120  # bytes, of a control frame's 125
@@ -50,11 +52,11 @@ class WebSocketConnection(asyncio.Protocol):
         server_state: ServerState,
         max_size: int,
         bytes_in_flight: ByteBudget,
-        times: tuple[int, int, int],
+        timeouts: Timeouts,
         on_lost: Callable[[Exception | None], None],
     ) -> None:
-        """`head`: the request that asks for it; BadRequest where it is no handshake. `times`: `body_timeout`, `body_min_rate` and
-        `write_timeout`. `on_lost` ends the connection that this one was made of."""
+        """`head` is the request that asks for the upgrade. `on_lost` is called once the connection is closed. Raises BadRequest if `head`
+        is no handshake."""
         self._protocol = ServerProtocol(max_size=max_size, select_subprotocol=_choose, logger=quiet)
         self._protocol.receive_data(head)
         events = self._protocol.events_received()
@@ -63,7 +65,7 @@ class WebSocketConnection(asyncio.Protocol):
             error = self._protocol.handshake_exc
             raise BadRequest(f"This is no handshake of a WebSocket: {error and (error.__cause__ or error)}.")
         self._connections, self._tasks = server_state.connections, server_state.tasks
-        self._budget, self._times, self._on_lost = bytes_in_flight, times, on_lost
+        self._budget, self._timeouts, self._on_lost = bytes_in_flight, timeouts, on_lost
         self._counted = CountedBytes(bytes_in_flight)
         self._ahead = bytearray()  # not parsed yet
         self._message = bytearray()  # the frames of one that is not complete
@@ -133,11 +135,11 @@ class WebSocketConnection(asyncio.Protocol):
 
     def on_tick(self) -> None:
         """A second has passed (see `connection_clock.py`)."""
-        (body, rate, write), unsent = self._times, self.transport.get_write_buffer_size()
+        timeouts, unsent = self._timeouts, self.transport.get_write_buffer_size()
         self._stuck = self._stuck + 1 if unsent and unsent >= self._unsent else 0
         self._unsent = unsent
         self._count_unread(unsent)  # answers to pings are no answers that wait until the client reads
-        if self._stuck > write:
+        if self._stuck > timeouts.write:
             self.transport.abort()
         if self._paused or unsent or self._protocol.state is not State.OPEN:
             self._silence = 0  # the client's word is not read, or it has no reason to say one
@@ -150,7 +152,7 @@ class WebSocketConnection(asyncio.Protocol):
             self._fail(FAILED, f"Nothing has come for {self._silence} s, and no answer to a ping.")
         if self._partial:
             self._ticks += 1
-            if self._ticks > body + self._partial / rate:
+            if self._ticks > timeouts.body + self._partial / timeouts.body_rate:
                 self._fail(TOO_SLOW, f"The message came too slowly: {self._partial} bytes in {self._ticks} s (body_timeout).")
 
     def cut_off(self) -> None:
@@ -167,7 +169,7 @@ class WebSocketConnection(asyncio.Protocol):
             return {"type": "websocket.disconnect"}
         message = self._messages.popleft()
         self._waiting -= len(message) + OVERHEAD
-        self._counted.give_back()
+        self._counted.shrink_to(self._held)
         self._parse()
         return {"type": "websocket.receive", "text" if isinstance(message, str) else "bytes": message}
 

@@ -23,8 +23,9 @@ from websockets.sync.client import ClientConnection, connect
 from tests.runtime.conftest import DEADLINE, RunningServer
 from tests.support.certificates import make_certificate
 from tsx_archiver import ArchiveSpec
-from tsx_runtime.core.scheduling.byte_budget import ByteBudget
+from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
 from tsx_runtime.http.asgi_lane.websockets import EventData, _as_request
+from tsx_runtime.http.fast_lane.connection_clock import Timeouts
 from tsx_runtime.http.websocket import WebSocketConnection
 from tsx_runtime.testing import serve
 
@@ -430,7 +431,8 @@ def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost() -
         transport.set_protocol = transport.close = lambda *_: None
         head = b"GET /predictions/m HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-        connection = WebSocketConnection(head, ServerState(), 1000, ByteBudget(1 << 20), (1, 1, 1), lambda _: None)
+        budget = ByteBudget(1 << 20)
+        connection = WebSocketConnection(head, ServerState(), 1000, budget, Timeouts(*[1] * 6), lambda _: None)
         count, got = 43_000, 0
         ended = asyncio.Event()
 
@@ -443,11 +445,13 @@ def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost() -
             while got < count:
                 assert (await receive())["bytes"] == b""
                 got += 1
+                assert budget.used >= len(connection._ahead) or connection._held <= UNCOUNTED
             ended.set()
 
         connection.start(cast("Any", transport), app, {})
         connection.data_received(b"\x82\x80\0\0\0\0" * count)
         await asyncio.wait_for(ended.wait(), DEADLINE)
         assert paused == [True, False]
+        assert budget.used == 0
 
     asyncio.run(run())

@@ -73,6 +73,11 @@ class ReadFlow(FlowControl):
         self.is_ahead = False
         self.resume_reading()
 
+    def detach(self) -> None:
+        """Read now, and never resume later: from here on another protocol pauses the transport."""
+        self.is_ahead = self._resumes = False
+        super().resume_reading()
+
 
 class ResponseTransport:
     """What uvicorn's cycle writes to. It closes once the body is read: before, the client could lose the answer (RFC 9112, 9.6)."""

@@ -282,10 +282,10 @@ class FastLane(LimitedConnection):
 
         lines = [b"%b: %b\r\n" % (name, value) for name, (_, value) in zip(self._names, self.headers, strict=True)]
         head = b"%b %b HTTP/1.1\r\n%b\r\n" % (self.parser.get_method(), self.url, b"".join(lines))
-        lane, times = self.lane, (self.lane.timeouts.body, self.lane.timeouts.body_rate, self.lane.timeouts.write)
+        lane = self.lane
         try:
             connection = WebSocketConnection(
-                head, self.server_state, lane.max_message_size, lane.bytes_in_flight, times, self.connection_lost
+                head, self.server_state, lane.max_message_size, lane.bytes_in_flight, lane.timeouts, self.connection_lost
             )
         except BadRequest as error:
             self._give_up(error)
@@ -293,8 +293,10 @@ class FastLane(LimitedConnection):
         self.connections.discard(self)
         path, _, query = self.url.partition(b"?")
         called = {"path": self.config.root_path + unquote(path.decode("latin-1")), "raw_path": path, "query_string": query}
+        ahead = self._take_ahead(-1)
+        self.flow.detach()
         connection.start(self.transport, self.config.loaded_app, {**self.scope, **called})
-        if ahead := self._take_ahead(-1):
+        if ahead:
             connection.data_received(ahead)
 
     def on_headers_complete(self) -> None:

@@ -45,9 +45,14 @@ class CountedBytes:
             self._budget.take(size - self._size)
             self._size = size
 
+    def shrink_to(self, size: int) -> None:
+        """Count no more than this."""
+        kept = min(self._size, size) if size > UNCOUNTED else 0
+        self._budget.give(self._size - kept)
+        self._size = kept
+
     def give_back(self) -> None:
-        size, self._size = self._size, 0
-        self._budget.give(size)
+        self.shrink_to(0)
 
 
 def request_id_of(scope: Scope) -> bytes:

@@ -45,8 +45,12 @@ class Transport(asyncio.Transport):
         self.paused = self.closing = False
         self.resumed = 0
         self.written = bytearray()
+        self.protocol: Any = None  # the one that took over
 
-    def deliver(self, connection: FastLane) -> bool:
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def deliver(self, connection: Any) -> bool:
         """One read, if the connection is read from."""
         if self.paused or self.closing or self.sent == len(self.data):
             return False
@@ -191,6 +195,43 @@ def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data: byte
         lines = [part.rpartition(b"\r\n\r\n")[2] for part in bytes(transport.written).split(b"HTTP/1.1 200 OK")[1:]]
         assert lines == answers
         assert queued <= SLICE // len(LIVEZ) + 2
+
+    asyncio.run(main())
+
+
+class TalkingApp(ServerApp):
+    """Accepts a WebSocket, and takes its messages when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__("talking", ResponseCounts(), Settings())
+        self.takes = asyncio.Event()
+        self.taken = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+        await self.takes.wait()
+        while (await receive())["type"] == "websocket.receive":
+            self.taken += 1
+
+
+def test_a_websocket_is_not_read_from_while_what_came_with_its_handshake_waits() -> None:
+    async def main() -> None:
+        head = b"GET /predictions/talker HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        message = b"\x82\xfe\x03\xe8" + bytes(4 + 1000)
+        app, count = TalkingApp(), 3 * READ // len(message)
+        connection, transport, _ = connected(head + message * count, app)
+        for _ in range(20):
+            transport.deliver(transport.protocol or connection)
+            await asyncio.sleep(0)
+        assert transport.paused
+        assert transport.sent == READ
+        app.takes.set()
+        while app.taken < count:
+            transport.deliver(transport.protocol)
+            await asyncio.sleep(0)
+        transport.protocol.connection_lost(None)
+        assert app.bytes_in_flight.used == 0
 
     asyncio.run(main())
 
