@@ -22,6 +22,11 @@ TOP = 1  # label, of the kind top-k
 Path = tuple[str, ...]
 Same = Callable[[Any, Any], bool]
 
+# Identifiers and times in answers of OpenAI's API, by their field `object`.
+_OF_RESPONSE: list[Path] = [("id",), ("created_at",), ("output", "*", "id")]
+_OF_TEXT: list[Path] = [("id",), ("created",), ("choices", "*", "*", "tool_calls", "*", "id")]
+_OF_OBJECTS = {"response": _OF_RESPONSE} | dict.fromkeys(("chat.completion", "chat.completion.chunk", "text_completion"), _OF_TEXT)
+
 
 class ComparisonResult(NamedTuple):
     """`difference` is None where the answers agree; `largest` is the most that two of their numbers differ by."""
@@ -186,16 +191,19 @@ def _bytes_differ(first: bytes, second: bytes) -> Difference:
 
 
 def _never_equal(value: Any) -> list[Path]:
-    """Of an answer of the Open Inference Protocol, the version that gave it; of one of OpenAI's API, its identifiers and its time."""
+    """The version in an answer of the Open Inference Protocol; identifiers and times in one of OpenAI's API or of a reranking."""
     if isinstance(value, list):  # the events of a stream
         return [("*", *path) for path in _never_equal(value[0])] if value and isinstance(value[0], dict) else []
     if not isinstance(value, dict):
         return []
     if "outputs" in value and "model_version" in value:
         return [("model_version",)]
-    if "object" in value and ("created" in value or "created_at" in value):
-        return [("id",), ("created",), ("created_at",), ("output", "*", "id"), ("choices", "*", "*", "tool_calls", "*", "id")]
-    return []
+    kind, meta = value.get("type"), value.get("meta")
+    if isinstance(kind, str) and kind.startswith("response.") and "sequence_number" in value:
+        return [("item_id",), ("item", "id"), *(("response", *path) for path in _OF_RESPONSE)]
+    if "results" in value and isinstance(meta, dict) and "api_version" in meta:
+        return [("id",)]
+    return _OF_OBJECTS.get(str(value.get("object")), [])
 
 
 def _is_half(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from typing import Any, Final
 
@@ -11,6 +12,8 @@ from tsx_runtime.wire import TENSORS_HEAD
 
 _LETTERS = {"BOOL": "?", "INT8": "b", "INT16": "h", "INT32": "i", "INT64": "q", "UINT8": "B", "UINT16": "H", "UINT32": "I", "UINT64": "Q"}
 LETTERS = _LETTERS | {"FP16": "e", "FP32": "f", "FP64": "d"}  # of `struct`, for the datatypes of the Open Inference Protocol
+
+_LINE_END = re.compile("\r\n|\n|\r")  # of server-sent events: `splitlines` would also split at U+2028, which JSON may hold
 
 
 class _NoJson:
@@ -27,7 +30,7 @@ def read_answer(answer: ComparedAnswer) -> Any:
     length = int(head) if head is not None and head.isascii() and head.isdecimal() else len(answer.body)
     try:
         if answer.headers.get("content-type", "").startswith("text/event-stream"):
-            lines = [line.partition(":")[2].strip() for line in answer.body.decode().splitlines() if line.startswith("data:")]
+            lines = [line.partition(":")[2].strip() for line in _LINE_END.split(answer.body.decode()) if line.startswith("data:")]
             return [load_in_turns(line) for line in lines if line != "[DONE]"]
         value = load_in_turns(answer.body[:length].decode())
         return value if head is None else _with_tensors(value, answer.body[length:])

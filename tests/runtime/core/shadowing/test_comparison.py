@@ -213,6 +213,50 @@ def test_chats_are_compared_by_what_they_say_and_not_by_their_identifiers(how: C
     assert "name" in str(reported(how, chat(1, "yes", stream=stream), chat(2, "no", stream=stream)))
 
 
+def events(*given: Any) -> ComparedAnswer:
+    lines = [f"data: {json.dumps(each, ensure_ascii=False)}\n\n" for each in given]
+    return answer("".join(lines).encode(), content_type="text/event-stream")
+
+
+def response(number: int, text: str) -> dict[str, Any]:
+    return {"id": f"resp_{number}", "object": "response", "created_at": number, "output": [{"id": f"msg_{number}", "text": text}]}
+
+
+def response_events(number: int, text: str) -> ComparedAnswer:
+    """As `/v1/responses` streams them: only some have the response, and only with its identifier and time."""
+    item = {"id": f"msg_{number}", "text": text}
+    return events(
+        {"type": "response.created", "sequence_number": 0, "response": response(number, "") | {"output": []}},
+        {"type": "response.output_item.added", "sequence_number": 1, "output_index": 0, "item": item | {"text": ""}},
+        {"type": "response.output_text.delta", "sequence_number": 2, "item_id": f"msg_{number}", "delta": text},
+        {"type": "response.completed", "sequence_number": 3, "response": response(number, text)},
+    )
+
+
+def ranking(number: int, text: str) -> dict[str, Any]:
+    """As `/v1/rerank` has it."""
+    results = [{"index": 0, "relevance_score": 0.5, "document": {"text": text}}]
+    return {"id": str(number), "object": "list", "results": results, "meta": {"api_version": {"version": "2"}}}
+
+
+@pytest.mark.parametrize("kind", ["exact", "numeric", "top-k"])
+@pytest.mark.parametrize("shape", [response, response_events, ranking])
+def test_responses_and_rankings_are_compared_without_their_identifiers(kind: Any, shape: Any) -> None:
+    assert reported(Compare(kind=kind), shape(1, "yes"), shape(2, "yes")) is None
+    assert reported(Compare(kind=kind), shape(1, "yes"), shape(2, "no")) is not None
+
+
+def test_an_answer_that_only_looks_like_openais_is_compared_with_its_identifier() -> None:
+    first, second = ({"id": number, "object": "cat", "created": 7, "results": []} for number in (1, 2))
+    assert reported(Compare(kind="exact"), first, second) == "id: 1 (client), 2 (shadow)"
+
+
+def test_an_event_may_hold_any_character_of_json() -> None:
+    text = "a\u2028b\u0085c"
+    assert read_answer(events({"text": text})) == [{"text": text}]
+    assert read_answer(answer(b"data: 1\r\n\rdata: [2]\n", content_type="text/event-stream")) == [1, [2]]
+
+
 @pytest.mark.parametrize("length", ["9999999", "0", "-1", "x", "10", ""])
 def test_tensors_that_cannot_be_read_are_compared_as_bytes(length: str) -> None:
     whole = tensors("1.0", [1.0, 2.0])
