@@ -167,6 +167,8 @@ def test_the_answer_has_no_request_id_where_the_proxy_adds_the_same() -> None:
         ("/app/predictions/c", []),
         ("/app/predictions/", []),
         ("/app/ping", []),
+        ("/app/", []),
+        ("/app", []),
     ],
 )
 def test_a_request_goes_where_its_model_is(path: str, model: list[str]) -> None:
