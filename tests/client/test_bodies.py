@@ -109,6 +109,11 @@ def test_an_event_that_is_an_error_ends_the_stream_with_it() -> None:
         next(pieces)
 
 
+@pytest.mark.parametrize("data", ['{"error": null, "token": "a"}', '{"error": "", "token": "a"}', '{"error" is no JSON'])
+def test_an_event_that_names_no_error_is_a_piece(data: str) -> None:
+    assert [*Pieces("text/event-stream").feed(f"data: {data}\n\ndata: b\n\n".encode())] == [Event(data), Event("b")]
+
+
 def test_text_is_not_cut_within_a_character_and_bytes_stay_bytes() -> None:
     text = Pieces("text/plain")
     euro = "€".encode()

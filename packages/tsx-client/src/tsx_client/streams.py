@@ -48,10 +48,20 @@ class Pieces:
         *blocks, self._rest = _EVENT_END.split(text)
         for event in filter(None, map(_event, blocks)):
             self._done = self._done or event.data == "[DONE]"
-            if event.data.startswith('{"error"') and not self._done:
+            if not self._done and _is_error(event):
                 raise StreamInterrupted(words_of(event.data.encode())[1])
             if not self._done:
                 yield event
+
+
+def _is_error(event: Event) -> bool:
+    """A handler's own events may have a field of that name, null where nothing is wrong."""
+    if not event.data.startswith('{"error"'):
+        return False
+    try:
+        return bool(event.json()["error"])
+    except (ValueError, RecursionError):
+        return False
 
 
 def _event(block: str) -> Event | None:
