@@ -73,7 +73,7 @@ def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
 
     `settings` are those of docs/reference/settings.md, such as `inference_token="secret"`; the environment and tsx.toml are not read. Ports
     are free ones, the state is in a temporary directory, and gRPC is off unless `enable_grpc=True`. At the end, requests that still run are
-    refused. Raises what `tsx serve` reports: ArchiveError, LoadFailed, SettingError.
+    refused. Raises what `tsx serve` reports: ArchiveError, LoadFailed, SettingError; of a server that fails later, its error at the end.
     """
     with TemporaryDirectory(prefix="tsx-testing-") as own:
         usual: dict[str, object] = {f"{role}_address": FREE_PORT for role in ("inference", "management", "metrics")}
@@ -97,6 +97,7 @@ def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
                 for event in (stopping.hurry, stopping.asked):
                     portal.call(event.set)
                 wait([ended])
+            ended.result()  # of a server that failed later
 
 
 def _archive(model: Servable, directory: Path) -> Path:

@@ -8,14 +8,17 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.support.models import make_model
+from tests.support.servers import DEADLINE
 from tsx_archiver import ArchiveSpec
 from tsx_archiver.errors import ArchiveNotFound
 from tsx_runtime.errors import LoadFailed, SettingError
+from tsx_runtime.targets.server.server import serve_async
 from tsx_runtime.testing import serve
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -67,6 +70,18 @@ def test_what_cannot_be_served_is_raised_in_the_test(tmp_path: Path) -> None:
         pass
 
 
+def test_a_server_that_fails_later_fails_the_test_unless_that_has_failed_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*args: Any) -> None:
+        await serve_async(*args)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("tsx_runtime.testing.serve_async", fail)
+    with pytest.raises(OSError, match="the disk is full"), serve():
+        pass
+    with pytest.raises(ZeroDivisionError), serve():
+        raise ZeroDivisionError
+
+
 def test_a_start_that_is_interrupted_leaves_no_thread_and_no_process(tmp_path: Path) -> None:
     began = tmp_path / "pid"
     (tmp_path / "slow.py").write_text(
@@ -76,7 +91,8 @@ def test_a_start_that_is_interrupted_leaves_no_thread_and_no_process(tmp_path: P
     assert main is not None
 
     def interrupt() -> None:
-        while not (began.exists() and began.read_text()):
+        late = time.monotonic() + DEADLINE
+        while not (began.exists() and began.read_text()) and time.monotonic() < late:
             time.sleep(0.01)
         signal.pthread_kill(main, signal.SIGINT)
 
