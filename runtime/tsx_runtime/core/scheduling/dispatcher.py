@@ -252,10 +252,8 @@ class Dispatcher:
         self._close(size)
         if len(extra) > TIMES_SIZE:
             values = json.loads(bytes(extra[TIMES_SIZE:]))
-            self.stats.add_handler_metrics(values)
+            self.stats.add_handler_metrics(values, sent.jobs)
             self.queue.learn(sent.jobs, values)
-            if self.stats.journal is not None:
-                self.stats.journal.add_values(values, [job.request_id for job in sent.jobs])
 
     def on_begun(self, job: Job, headers: wire.Buffer) -> wire.Buffer:
         return self.cold_starts.with_header(job, headers)

@@ -6,7 +6,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakSet
 
@@ -226,10 +226,11 @@ class Stats:
         self.error_log.add_report(worker, facts)
         if metrics := facts.get("metrics"):
             self.add_handler_metrics(metrics)
-            if self.journal is not None:
-                self.journal.add_values(metrics, [])
 
-    def add_handler_metrics(self, deltas: Iterable[MetricDelta]) -> None:
+    def add_handler_metrics(self, deltas: Collection[MetricDelta], jobs: Iterable[QueuedRequest] = ()) -> None:
+        """`jobs`: those of the batch that reported them, where it is known."""
+        if self.journal is not None:
+            self.journal.add_values(deltas, [job.request_id for job in jobs])
         for delta in deltas:
             key = (delta["name"], delta["type"], delta["unit"], tuple(sorted(delta["dimensions"].items())))
             metric = self.handler_metrics.get(key) or self._begin_metric(key)

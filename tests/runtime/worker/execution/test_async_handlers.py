@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import select
 
 import pytest
 
-from tests.runtime.worker.conftest import StartWorker, Worker
+from tests.runtime.worker.conftest import DEADLINE, StartWorker, Worker
 from tests.runtime.worker.execution.test_continuous import answers, send
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
@@ -104,9 +105,9 @@ def test_a_cancelled_request_is_reported_so_and_closed(worker: Worker) -> None:
 
 def test_metrics_of_an_answer_that_takes_long_are_reported_while_it_does(worker: Worker) -> None:
     send(worker, "wait")
-    while not worker.reports:
-        worker.send(Kind.PING, 0)
-        assert worker.receive().kind is Kind.PONG
+    select.select([worker.sock], [], [], DEADLINE)
+    worker.send(Kind.PING, 0)
+    assert worker.receive().kind is Kind.PONG
     (metric,) = worker.reports[0]["metrics"]
     assert (metric["name"], metric["value"]) == ("waiting", 1)
 
