@@ -221,15 +221,20 @@ def test_a_websocket_is_not_read_from_while_what_came_with_its_handshake_waits()
         message = b"\x82\xfe\x03\xe8" + bytes(4 + 1000)
         app, count = TalkingApp(), 3 * READ // len(message)
         connection, transport, _ = connected(head + message * count, app)
+        connection.lane.max_message_size = 1 << 20
         for _ in range(20):
             transport.deliver(transport.protocol or connection)
             await asyncio.sleep(0)
+        assert transport.protocol is not None
         assert transport.paused
         assert transport.sent == READ
         app.takes.set()
+        turns = 0
         while app.taken < count:
             transport.deliver(transport.protocol)
             await asyncio.sleep(0)
+            turns += 1
+            assert turns < 10 * count
         transport.protocol.connection_lost(None)
         assert app.bytes_in_flight.used == 0
 
