@@ -74,7 +74,7 @@ class ChatReply(ChoicesReply):
         return self._head | {"choices": choices, "usage": self._usage()}
 
     def _without_calls(self, index: int, piece: TextPiece) -> TextPiece:
-        """The calls are kept for the last piece, which brings them."""
+        """Holds tool calls back until the last piece."""
         tools = self._tool_texts[index]
         piece = piece._replace(text=tools.add(piece.text))
         if not piece.finished:
