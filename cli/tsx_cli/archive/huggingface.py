@@ -14,7 +14,7 @@ from tsx_archiver.pretrained import model_name, pretrained_spec
 from tsx_archiver.progress import progress_bar
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import archive_limits, read_pair
-from tsx_runtime.sources.hub import SCHEME, download, log_progress, is_hub, parse_hub
+from tsx_runtime.sources.hub import SCHEME, download, is_hub, log_progress, parse_hub
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
+from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField, shown
 from tsx_runtime.worker.generation.interface import TextGenerator
-from tsx_runtime.worker.openai.requests import BodyObject, RefusedField, shown
 
 
 class TextPart(BodyObject, extra="ignore"):
