@@ -27,6 +27,7 @@ from tests.support.language_models import bpe_tokenizer, llama
 from tsx_runtime.worker.generation.attention import attend
 from tsx_runtime.worker.generation.generator import HuggingFaceGenerator
 from tsx_runtime.worker.generation.interface import Sampling
+from tsx_runtime.worker.generation.loading import torch_threads
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
 from tsx_runtime.worker.generation.transformers_engine import GenerationLimits, TransformersEngine, batching_config
 from tsx_runtime.worker.handler_api.metrics import Metrics
@@ -70,6 +71,7 @@ async def main() -> None:
     sizes = {"hidden_size": options.hidden, "intermediate_size": 4 * options.hidden, "num_hidden_layers": options.layers}
     model = llama(len(tokenizer), -1, tokenizer.pad_token_id, initializer_range=0.05, **sizes)
     model.generation_config.eos_token_id = -1
+    torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
     print(f"{sum(each.numel() for each in model.parameters()) / 1e6:.1f} million parameters, {torch.get_num_threads()} threads")
     bare = Bare(copy.deepcopy(model))
     engine = TransformersEngine(model, {}, GenerationLimits(), [])

@@ -306,7 +306,7 @@ def read_adapter(name: str, directory: Path) -> tuple[str, str]:
     return kind, base or "a model that it does not name"
 
 
-def code_elsewhere(directory: Path) -> str | None:
+def external_code(directory: Path) -> str | None:
     """A class of another repository of the Hub that a file of the model names, as ORG/OTHER--module.Class. Raises CannotPack."""
     for path in sorted(directory.glob("*config.json")):
         config = _read_object(path)

@@ -14,7 +14,7 @@ from tsx_archiver.pretrained import model_name, pretrained_spec
 from tsx_archiver.progress import progress_bar
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import archive_limits, read_pair
-from tsx_runtime.sources.hub import SCHEME, download, in_lines, is_hub, parse_hub
+from tsx_runtime.sources.hub import SCHEME, download, is_hub, log_progress, parse_hub
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,6 @@ def _directory(path: Path, quiet: bool) -> tuple[Path, str, str | None]:
     model = parse_hub(str(path))
     with progress_bar(f"Downloading {model}", shown=not quiet and sys.stderr.isatty()) as bar:
         write = (lambda line: None) if quiet else partial(print, file=sys.stderr, flush=True)
-        progress = in_lines(model, write) if bar is None else partial(bar, "")
+        progress = log_progress(model, write) if bar is None else partial(bar, "")
         found = download(model, most=archive_limits().total, progress=progress)
     return found.directory, f"{SCHEME}{model.repo}", found.commit

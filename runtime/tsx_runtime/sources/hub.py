@@ -124,7 +124,7 @@ def download(model: HubModel, *, most: int, progress: Progress, stopped: Callabl
     return HubSnapshot(directory, commit)
 
 
-def in_lines(model: HubModel, write: Callable[[str], None]) -> Progress:
+def log_progress(model: HubModel, write: Callable[[str], None]) -> Progress:
     """Progress for a log."""
     write(f"downloading {model}")
     written = time.monotonic()

@@ -13,7 +13,7 @@ import yaml
 
 from tsx_archiver import parse_model_config
 from tsx_archiver.errors import CannotPack
-from tsx_archiver.metadata.huggingface import DIRECTORY, GENERATION_HANDLER, HANDLER, code_elsewhere
+from tsx_archiver.metadata.huggingface import DIRECTORY, GENERATION_HANDLER, HANDLER, external_code
 from tsx_runtime.wire import LoadOrder
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import step_times
@@ -109,7 +109,7 @@ def _stay_within(model_dir: Path, *, trusted: bool) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
         return
     try:
-        named = code_elsewhere(model_dir / DIRECTORY if (model_dir / DIRECTORY).is_dir() else model_dir)
+        named = external_code(model_dir / DIRECTORY if (model_dir / DIRECTORY).is_dir() else model_dir)
     except CannotPack as error:
         raise LoadError(str(error)) from error
     if named:

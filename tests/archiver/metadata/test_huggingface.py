@@ -10,7 +10,7 @@ import pytest
 
 from tsx_archiver import parse_model_config
 from tsx_archiver.errors import CannotPack
-from tsx_archiver.metadata.huggingface import TASKS, HuggingFaceConfig, Pretrained, code_elsewhere, extras_of, is_huggingface, needed_files
+from tsx_archiver.metadata.huggingface import TASKS, HuggingFaceConfig, Pretrained, external_code, extras_of, is_huggingface, needed_files
 from tsx_archiver.pretrained import pretrained_spec
 
 TOKENIZER = {"tokenizer.json": "{}"}
@@ -160,11 +160,11 @@ def test_pickles_and_code_are_remarked_on(tmp_path: Path) -> None:
 
 def test_code_of_another_repository_is_found_where_transformers_finds_it(tmp_path: Path) -> None:
     place = saved(tmp_path, of("Own", auto_map={"AutoModel": "modeling_own.Own"}), **{"tokenizer_config.json": "{}"})
-    assert code_elsewhere(place) is None
+    assert external_code(place) is None
     (place / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": [null, "org/other--tok.Own"]}}')
-    assert code_elsewhere(place) == "org/other--tok.Own of tokenizer_config.json"
+    assert external_code(place) == "org/other--tok.Own of tokenizer_config.json"
     saved(place, of("Own", custom_pipelines={"own": {"impl": "org/third--pipe.Own"}}))
-    assert code_elsewhere(place) == "org/third--pipe.Own of config.json"
+    assert external_code(place) == "org/third--pipe.Own of config.json"
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ class Client(Core):
         self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
     ) -> Any:
         """The answer: values of JSON, text, bytes, or tensors by their names. `version` may be a label."""
-        return _now(self._predict(model, payload, version, timeout, headers, inputs))
+        return _run_blocking(self._predict(model, payload, version, timeout, headers, inputs))
 
     def stream(
         self, model: str, payload: Any = None, /, *, version: Text = None, timeout: Seconds = None, headers: Headers = None, **inputs: Any
@@ -188,21 +188,21 @@ class Client(Core):
         pieces = self._stream(model, payload, version, timeout, headers, inputs)
         try:
             while True:
-                yield _now(anext(pieces))
+                yield _run_blocking(anext(pieces))
         except StopAsyncIteration:
             pass
         finally:
-            _now(pieces.aclose())
+            _run_blocking(pieces.aclose())
 
     def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
         """Its versions and inputs."""
-        return _now(self._metadata(model, version))
+        return _run_blocking(self._metadata(model, version))
 
     def model_names(self) -> list[str]:
-        return _now(self._model_names())
+        return _run_blocking(self._model_names())
 
     def close(self) -> None:
-        _now(self._http.aclose())
+        _run_blocking(self._http.aclose())
 
     def __enter__(self) -> Client:
         return self
@@ -276,7 +276,7 @@ class _BlockingStream(httpx.AsyncByteStream):
         self._stream.close()
 
 
-def _now(work: Awaitable[ResultT]) -> ResultT:
+def _run_blocking(work: Awaitable[ResultT]) -> ResultT:
     """The result of what waits for nothing."""
     try:
         next(work.__await__())

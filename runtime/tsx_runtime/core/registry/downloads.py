@@ -23,7 +23,7 @@ from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
-from tsx_runtime.sources.hub import SCHEME, HubModel, Progress, check_allowed, download, in_lines, parse_hub
+from tsx_runtime.sources.hub import SCHEME, HubModel, Progress, check_allowed, download, log_progress, parse_hub
 
 MOST = 16  # at a time
 
@@ -68,7 +68,7 @@ class Downloads:
     def _open_hub(self, model: HubModel, progress: Progress) -> OpenArchive:
         """In a thread."""
         begun = time.monotonic()
-        log = in_lines(model, logger.info)
+        log = log_progress(model, logger.info)
 
         def tell(done: int, total: int) -> None:
             progress(done, total)

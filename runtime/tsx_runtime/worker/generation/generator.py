@@ -73,7 +73,7 @@ class HuggingFaceGenerator:
             async with aclosing(generated):
                 async for ids, finished, logprobs in generated:
                     timing.note(len(ids))
-                    if timing.last > self._metrics.told + ENGINE_EVERY:
+                    if timing.last > self._metrics.engine_reported_at + ENGINE_EVERY:
                         self._metrics.report_engine(self._engine.stats())
                     text = detokenizer.push(ids[:-1] if finished == "stop" else ids)  # its last is the token that ends texts
                     if finished:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tsx_runtime.worker.exceptions import LoadError
 
-EVERY = 5.0  # seconds between two lines
+LOG_EVERY = 5.0  # seconds between two lines
 
 logger = logging.getLogger("tsx.worker")
 
@@ -33,7 +33,7 @@ def progress_in_log(directory: Path) -> Iterator[None]:
         raise LoadError("Hugging Face models are loaded by transformers: pip install 'tsx-serve[transformers]'") from error
     files = [path for path in directory.iterdir() if path.suffix in (".safetensors", ".bin")]
     logger.info("loading %d file(s) of weights, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
-    lines = {"file": _LogLines(), "mininterval": EVERY, "bar_format": "{desc}: {n_fmt} of {total_fmt}", "leave": False}
+    lines = {"file": _LogLines(), "mininterval": LOG_EVERY, "bar_format": "{desc}: {n_fmt} of {total_fmt}", "leave": False}
     before = bars.set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, **lines}))
     try:
         yield

@@ -34,7 +34,7 @@ class GenerationMetrics:
     def __init__(self, metrics: Metrics | None, worker: str) -> None:
         self._metrics = metrics
         self._worker = Dimension("worker", worker)
-        self.told = 0.0  # time.monotonic() of the engine's newest
+        self.engine_reported_at = 0.0  # time.monotonic()
 
     def report(self, adapter: str | None, prompt: int, timing: TokenTimes, stats: EngineStats) -> None:
         """`adapter`: the label is empty for the base model."""
@@ -50,7 +50,7 @@ class GenerationMetrics:
         self.report_engine(stats)
 
     def report_engine(self, stats: EngineStats) -> None:
-        self.told = time.monotonic()
+        self.engine_reported_at = time.monotonic()
         if self._metrics is not None:
             for name, value in ((RUNNING, stats.running), (WAITING, stats.waiting), (CACHE, round(stats.cache_use, 4))):
                 self._metrics.add_metric(name, value, "count", None, [self._worker], MetricTypes.GAUGE)

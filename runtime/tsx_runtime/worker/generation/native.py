@@ -8,12 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from tsx_runtime.worker.codecs.bodies import MOST_TOKENS, BodyObject, Seed, Stops, TokenCount, validated
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import Sampling, TextGenerator, TextPiece, beside_streams
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.openai.requests import MOST_TOKENS, BodyObject, TokenCount, one_or_several, validated
-
-MOST_STOPS = 16
 
 
 class Parameters(BodyObject, extra="allow"):
@@ -22,8 +20,8 @@ class Parameters(BodyObject, extra="allow"):
     do_sample: bool | None = None
     max_new_tokens: TokenCount = None
     return_full_text: bool | None = None
-    seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
-    stop: Annotated[list[Annotated[str, Field(min_length=1)]], one_or_several, Field(max_length=MOST_STOPS)] | None = None
+    seed: Seed = None
+    stop: Stops[Annotated[str, Field(min_length=1)]] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_k: Annotated[int, Field(ge=0, le=MOST_TOKENS)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from tsx_runtime.worker.codecs.bodies import MOST_TOKENS, RefusedField, TokenCount
 from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece, TokenLogprob
 from tsx_runtime.worker.openai.replies import ChoicesReply, ChoicesRequest, finite, new_id, schema_of
-from tsx_runtime.worker.openai.requests import MOST_TOKENS, Logprobs, RefusedField, TokenCount, read
+from tsx_runtime.worker.openai.requests import Logprobs, read
 
 USUAL_TOKENS = 16  # of an answer whose request names no number, as OpenAI has it
 MOST_PROMPTS = 64

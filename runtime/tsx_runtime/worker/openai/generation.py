@@ -8,12 +8,12 @@ from contextlib import aclosing
 from typing import Any, TypeAlias
 
 from tsx_runtime.errors import TsxError, Unavailable
+from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import PredictionException
 from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece, beside_streams
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.openai.chat import ChatReply
 from tsx_runtime.worker.openai.completions import CompletionReply
-from tsx_runtime.worker.openai.requests import RefusedField
 from tsx_runtime.worker.openai.responses import ResponseReply
 
 Reply: TypeAlias = ChatReply | CompletionReply | ResponseReply

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
+from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField, shown
 from tsx_runtime.worker.generation.interface import TextGenerator
-from tsx_runtime.worker.openai.requests import BodyObject, RefusedField, shown
 
 
 class TextPart(BodyObject, extra="ignore"):
@@ -66,10 +66,10 @@ class Tool(BodyObject, extra="ignore"):
 
 
 def choose_tools(tools: Sequence[Tool], choice: Any) -> tuple[list[dict[str, Any]], Mapping[str, Any] | None]:
-    """The tools that the model is told of, and the schema of an answer that must be a call. Raises RefusedField."""
-    told = [tool.model_dump(exclude_none=True) for tool in tools]
+    """The tools that the model is shown, and the schema of an answer that must be a call. Raises RefusedField."""
+    shown_tools = [tool.model_dump(exclude_none=True) for tool in tools]
     if choice in (None, "auto", "none"):
-        return [] if choice == "none" else told, None
+        return [] if choice == "none" else shown_tools, None
     names = [tool.function.name for tool in tools]
     try:
         wanted = names if choice == "required" else [choice["function"]["name"]]
@@ -92,7 +92,7 @@ def choose_tools(tools: Sequence[Tool], choice: Any) -> tuple[list[dict[str, Any
         for tool in tools
         if tool.function.name in wanted
     ]
-    return told, kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
+    return shown_tools, kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
 def encode(generator: TextGenerator, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:

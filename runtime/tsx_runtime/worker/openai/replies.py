@@ -11,8 +11,9 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField
 from tsx_runtime.worker.generation.interface import FinishReason, Sampling, TextGenerator, TextPiece, TokenLogprob
-from tsx_runtime.worker.openai.requests import BodyObject, Choices, RefusedField, TextRequest
+from tsx_runtime.worker.openai.requests import Choices, TextRequest
 
 DONE = b"data: [DONE]\n\n"
 LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON has not

@@ -15,9 +15,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BeforeValidator, Field
 
+from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
 from tsx_runtime.worker.openai import requests
-from tsx_runtime.worker.openai.requests import OpenAIRequest, RefusedField
+from tsx_runtime.worker.openai.requests import OpenAIRequest
 
 EMBEDDINGS, RERANK, TRANSCRIPTIONS = "v1/embeddings", ("v1/rerank", "v2/rerank", "rerank"), "v1/audio/transcriptions"
 MOST_INPUTS = 2048

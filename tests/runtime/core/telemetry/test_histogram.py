@@ -24,6 +24,13 @@ def test_a_quantile_is_within_a_bucket_of_the_exact_one(lasted: list[float], q: 
     assert exact / 1.26 <= found <= exact * 1.26
 
 
+@pytest.mark.parametrize(("lasted", "q", "found"), [([0.004], 0.5, 0.00375), ([150.0], 0.99, 100.0), ([0.3, 0.3, 0.6], 0.5, 0.4375)])
+def test_a_quantile_lies_evenly_in_its_bucket_and_is_no_longer_than_the_last_bound(lasted: list[float], q: float, found: float) -> None:
+    durations = Durations(SHOWN)
+    durations.add(lasted)
+    assert quantile(durations.counts(), q, SHOWN) == pytest.approx(found)
+
+
 def test_a_fifth_more_can_be_distinguished() -> None:
     before, after = Durations(FINE), Durations(FINE)
     before.add([0.010 + number * 1e-5 for number in range(1000)])

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.openai import tasks
 from tsx_runtime.worker.openai.completions import CompletionRequest
-from tsx_runtime.worker.openai.requests import NEUTRAL, RefusedField, read
+from tsx_runtime.worker.openai.requests import NEUTRAL, read
 
 
 @pytest.mark.parametrize(

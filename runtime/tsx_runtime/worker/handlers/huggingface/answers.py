@@ -12,7 +12,7 @@ from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface import requests as read
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import Request, Unit, each_or_bad
-from tsx_runtime.worker.handlers.huggingface.texts import TextRow, TextTask, a_text, check_parts
+from tsx_runtime.worker.handlers.huggingface.texts import TextRow, TextTask, a_text, check_text
 
 Span: TypeAlias = tuple[int, int]  # of characters of the context
 
@@ -47,6 +47,7 @@ class QuestionAnswering(TextTask):
         for number, (question, context) in enumerate(request.inputs):
             for part in self._parts(question, context, request.parameters):
                 units.append(Unit(position, number, part, len(part["input_ids"]), None, request.parameters))
+            self.check_parts(len(units))
         return units
 
     def _parts(self, question: str, context: str, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -57,7 +58,7 @@ class QuestionAnswering(TextTask):
         stride = parameters.get("doc_stride", min(most // 2, 128, room * 9 // 10))
         if not 0 <= stride <= room * 9 // 10 < room:
             raise ValueError(f"`doc_stride` is {stride}, but a part has room for {room} tokens of the context: it is at most 0.9 of them.")
-        check_parts(context, room - stride)
+        check_text(context, room - stride)
         question = question[: offsets[-1][1]] if offsets else question
         split = {"truncation": "only_second", "max_length": most, "stride": stride, "return_overflowing_tokens": True}
         found = self.tokenizer([question], [context], return_offsets_mapping=True, **split)

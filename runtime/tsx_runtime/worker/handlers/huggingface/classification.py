@@ -13,11 +13,12 @@ from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.pipelines import PipelineTask
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import MOST_PARTS, Request, Unit
-from tsx_runtime.worker.handlers.huggingface.texts import EXAMPLE, a_text, check_length, check_parts, text_cost
+from tsx_runtime.worker.handlers.huggingface.texts import EXAMPLE, a_text, check_length, check_pairs, check_text, text_cost
 
 
 class TextPipelineTask(PipelineTask):
     media = False
+    most_parts = MOST_PARTS
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
@@ -75,7 +76,9 @@ class ZeroShotClassification(TextPipelineTask):
     def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
         if (pairs := len(inputs) * len(parameters["candidate_labels"])) > MOST_PARTS:
             raise InvalidInput(f"Texts times labels are {pairs}; at most {MOST_PARTS} are taken. Send several requests.")
-        return super().read_inputs(inputs, parameters)
+        texts = super().read_inputs(inputs, parameters)
+        check_pairs(texts, parameters["candidate_labels"])
+        return texts
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
         found = [self.postprocessed(each) for each in parts]
@@ -108,7 +111,7 @@ class TokenClassification(TextPipelineTask):
             if stride > (most := room * 9 // 10):
                 raise ValueError(f"`stride` is {stride}; it is at most {most}, as parts that overlap more are too many.")
             for text in request.inputs:
-                check_parts(text, room - stride)
+                check_text(text, room - stride)
         return super().units_of(position, request)
 
 

@@ -21,7 +21,6 @@ from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import Request, Task, Unit, each_or_bad
 
 PADDED = ("input_values", "input_features", "attention_mask")  # along their second dimension, where the model masks what is added
-MOST_UNITS = 1000  # of one request, of images and sounds, which are large
 LONGEST_UNIT = 15_000  # vectors of a sound, about five minutes: a model compares each with each
 THRESHOLD: Mapping[str, Reader] = {"threshold": read.number(0, 1)}
 IMAGES: Mapping[str, Mapping[str, Reader]] = {
@@ -40,6 +39,7 @@ IMAGES: Mapping[str, Mapping[str, Reader]] = {
 
 class PipelineTask(Task):
     media = True
+    most_parts = 1000  # images and parts of sounds are large
 
     def __init__(self, loaded: Loaded) -> None:
         super().__init__(loaded)
@@ -63,8 +63,7 @@ class PipelineTask(Task):
                 found = self.pipeline.preprocess(given, **{**self.pipeline._preprocess_params, **before})
                 for tensors in found if isinstance(found, Iterator) else (found,):
                     key = self.key(tensors, before), repr(sorted(forward.items()))
-                    if self.media and len(units) == MOST_UNITS:
-                        raise ValueError(f"it makes more than {MOST_UNITS} parts, which are too many. Send less, or larger parts")
+                    self.check_parts(len(units) + 1)
                     units.append(Unit(position, number, tensors, self.length(tensors), key, (forward, after)))
         except (ValueError, TypeError, KeyError, PipelineException) as error:  # transformers' words about what it was given
             raise ValueError(f"The input cannot be prepared: {error}") from error
@@ -180,7 +179,7 @@ class SpeechRecognition(SoundTask):
         if not options.get("return_timestamps"):
             options.pop("return_timestamps", None)
         if options.get("stride_length_s", 0) > (most := 0.45 * options.get("chunk_length_s", 0)):
-            raise ValueError(f"`stride_length_s` is {options['stride_length_s']}: it is at most {most:g}, 0.45 of `chunk_length_s`")
+            raise ValueError(f"`stride_length_s` is {options['stride_length_s']}: it is at most {most:g}, 0.45 of `chunk_length_s`.")
         return options
 
     def forward(self, tensors: Sequence[dict[str, Any]], options: dict[str, Any]) -> list[Any]:

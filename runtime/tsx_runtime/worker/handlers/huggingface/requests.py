@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
+from tsx_runtime.worker.codecs.bodies import requirement, shown
 from tsx_runtime.worker.codecs.json_text import read_json
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest
-from tsx_runtime.worker.openai.requests import shown
 
 Reader: TypeAlias = TypeAdapter[Any]
 
@@ -22,6 +22,7 @@ JSON_STARTS = b'{["'  # no format of images or sounds begins so
 NO_PARAMETERS = frozenset({"inputs", "parameters", "options", "model"})  # `options` is for the hosted API's own cache and queue
 NESTED = ("generation_parameters", "generate_parameters", "generate_kwargs")  # three names of one thing in the API's history
 MOST_LABELS = 1000
+MOST_TEMPLATE = 1000  # characters
 
 
 def read_body(row: Any, fields: Collection[str], *, media: bool) -> TaskRequest:
@@ -101,8 +102,7 @@ def read_parameters(given: Mapping[str, Any], known: Mapping[str, Reader], task:
         try:
             values[name] = known[name].validate_python(value)
         except ValidationError as error:
-            message = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise InvalidInput(f"The parameter {name!r} is {shown(value)}: {message}.") from None
+            raise InvalidInput(f"The parameter {name!r} is {shown(value)}: {requirement(error.errors(include_url=False)[0])}.") from None
     return values
 
 
@@ -142,7 +142,7 @@ flag: Reader = TypeAdapter(Annotated[bool, Field(strict=True)])
 string: Reader = TypeAdapter(_String)
 strings: Reader = TypeAdapter(list[str])
 labels: Reader = TypeAdapter(Annotated[list[_String], Field(min_length=1, max_length=MOST_LABELS), BeforeValidator(_listed)])
-template: Reader = TypeAdapter(Annotated[str, AfterValidator(_template)])
+template: Reader = TypeAdapter(Annotated[str, Field(max_length=MOST_TEMPLATE), AfterValidator(_template)])  # repeated for each label
 truncation: Reader = TypeAdapter(  # of single texts each of these names means the same
     Annotated[
         Literal[True, False, "do_not_truncate", "longest_first", "only_first"],

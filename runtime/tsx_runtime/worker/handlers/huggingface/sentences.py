@@ -15,7 +15,7 @@ from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.pooling import SentenceLayout
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import Request, Unit
-from tsx_runtime.worker.handlers.huggingface.texts import TextRow, TextTask
+from tsx_runtime.worker.handlers.huggingface.texts import TextRow, TextTask, check_pairs
 
 LIKENESS: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "cosine": lambda one, others: nn.functional.cosine_similarity(one[None], others),
@@ -99,6 +99,11 @@ class TextRanking(TextTask):
         if isinstance(inputs, dict) and set(inputs) == self.fields and isinstance(inputs["texts"], list) and inputs["texts"]:
             return [inputs["query"], *inputs["texts"]], False
         raise InvalidInput('`inputs` must be {"query": "...", "texts": ["...", ...]}.')
+
+    def read_inputs(self, inputs: list[Any], parameters: Mapping[str, Any]) -> Sequence[Any]:
+        query, *texts = super().read_inputs(inputs, parameters)
+        check_pairs([query], texts)
+        return [query, *texts]
 
     def rows(self, request: Request) -> list[TextRow]:
         query, *texts = request.inputs

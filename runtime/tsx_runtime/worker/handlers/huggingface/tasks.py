@@ -12,7 +12,7 @@ from tsx_runtime.worker.handlers.huggingface.batches import run_batched
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.requests import Reader, read_parameters
 
-MOST_PARTS = 10_000  # of one request: inputs, parts of a long text, pairs of text and label, proposals for masked words
+MOST_PARTS = 10_000  # of one request: inputs, parts of long texts, pairs of text and label, proposals for masked words
 
 Given = TypeVar("Given")
 Result = TypeVar("Result")
@@ -50,6 +50,7 @@ class Task(ABC):
     input_kind = "json"  # for the form on the server's page
     parameters: Mapping[str, Reader] = {}
     required: tuple[str, ...] = ()
+    most_parts = MOST_PARTS
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
@@ -107,6 +108,13 @@ class Task(ABC):
             tokens[unit.request] += 0 if self.media else unit.length
         outputs = each_or_bad(lambda position, request: self.output(request, parts[position]), requests)
         return [TaskResult(*each) for each in zip(outputs, tokens, strict=True)]
+
+    def check_parts(self, parts: int) -> None:
+        """Of all inputs of a request. Raises InvalidInput."""
+        if parts > self.most_parts:
+            raise InvalidInput(
+                f"The request makes more than {self.most_parts} parts, the most that one may make. Send several requests, or longer parts."
+            )
 
     @abstractmethod
     def units(self, requests: Sequence[Request]) -> list[Unit]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from tsx_runtime.worker.handlers.huggingface.batches import Budget
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.tasks import MOST_PARTS, Request, Task, Unit, each_or_bad
 
+MOST_PAIRED = 10_000_000  # characters of all pairs of a request, whose texts are tokenized with each of the others
 EXAMPLE = ["Warm-up", "The first request is as fast as the tenth."]
 
 
@@ -98,8 +100,8 @@ def a_text(given: Any, name: str = "inputs") -> str:
     return given
 
 
-def check_parts(text: str, step: int) -> None:
-    """Raises ValueError for a text that makes too many parts, each of which begins so many tokens after the last."""
+def check_text(text: str, step: int) -> None:
+    """Raises ValueError for a text that alone makes too many parts, each of which begins so many tokens after the last."""
     if len(text) > MOST_PARTS * step:
         raise ValueError(f"The text has {len(text)} characters: too many for parts that begin {step} tokens apart. Let them overlap less.")
 
@@ -114,7 +116,16 @@ def check_length(unit: Unit, loaded: Loaded) -> Unit:
     return unit
 
 
+def check_pairs(texts: Sequence[str], others: Sequence[str]) -> None:
+    """Each text is tokenized once for each of the others. Raises InvalidInput where that is too much."""
+    characters = len(others) * sum(map(len, texts)) + len(texts) * sum(map(len, others))
+    if characters > MOST_PAIRED:
+        too_much = f"The pairs of texts have {characters} characters together; at most {MOST_PAIRED} are taken"
+        raise InvalidInput(f"{too_much}. Send shorter texts, or several requests.")
+
+
 def text_cost(loaded: Loaded, rows: Sequence[tuple[str, str | None]]) -> int:
-    """Of a row no more than the model reads of it."""
-    most = loaded.most_tokens or 1 << 40
-    return sum(min(len(loaded.tokenizer(text, pair, verbose=False)["input_ids"]), most) for text, pair in rows)
+    """Of a row no more than the model reads of it. A text that is in several rows is tokenized once."""
+    most, special = loaded.most_tokens or 1 << 40, [loaded.tokenizer.num_special_tokens_to_add(pair) for pair in (False, True)]
+    count = cache(lambda text: len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]))
+    return sum(min(count(text) + (0 if pair is None else count(pair)) + special[pair is not None], most) for text, pair in rows)

@@ -185,7 +185,7 @@ def test_a_worker_of_a_packed_model_fetches_nothing(
 
 
 def test_loading_is_told_in_lines_of_the_log(model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tsx_runtime.worker.generation.load_progress.EVERY", 0.0)
+    monkeypatch.setattr("tsx_runtime.worker.generation.load_progress.LOG_EVERY", 0.0)
     with caplog.at_level("INFO", "tsx.worker"):
         start(huggingface_models.model("bert-classification", model_root), "text-classification", tmp_path)
     lines = [record.getMessage() for record in caplog.records if record.name == "tsx.worker"]

@@ -86,10 +86,13 @@ def test_the_images_of_a_request_are_bounded_together(served: Get, monkeypatch: 
 
 
 def test_the_parts_of_a_sound_are_bounded(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tsx_runtime.worker.handlers.huggingface.pipelines.MOST_UNITS", 3)
     model, body = served("whisper", "automatic-speech-recognition"), {"array": [0.1] * 1500, "sampling_rate": 1000}
+    monkeypatch.setattr(model.handler.task, "most_parts", 3)
     (bad,) = model.ask({"inputs": body, "parameters": {"chunk_length_s": 1, "stride_length_s": 0.45}})
-    assert (bad.status, "it makes more than 3 parts" in bad.message) == (400, True)
+    assert (bad.status, bad.message) == (
+        400,
+        "The request makes more than 3 parts, the most that one may make. Send several requests, or longer parts.",
+    )
 
 
 def test_the_sounds_of_a_request_are_bounded_together(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:

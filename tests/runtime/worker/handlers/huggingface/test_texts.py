@@ -12,6 +12,7 @@ import torch
 
 from tests.runtime.worker.handlers.huggingface.conftest import Served, near
 from tests.support.huggingface_models import WORDS
+from tsx_runtime.worker.generation.interface import TaskRequest
 
 Get = Callable[[str, str], Served]
 
@@ -192,7 +193,7 @@ BAD = [
         "bert-classification",
         "text-classification",
         {"inputs": "x", "parameters": {"top_k": "1"}},
-        'is "1": Input should be a valid integer',
+        'is "1": it must be a valid integer.',
     ),
     ("bert-classification", "text-classification", {"inputs": "x", "parameters": [1]}, "`parameters` is a list"),
     ("bert-classification", "text-classification", {"inputs": "x", "parameters": {"adapter": "a"}}, "no adapter 'a'"),
@@ -219,6 +220,19 @@ BAD = [
         {"inputs": ["x"] * 101, "parameters": {"candidate_labels": ["a"] * 100}},
         "Texts times labels are 10100; at most 10000",
     ),
+    (
+        "bert-nli",
+        "zero-shot-classification",
+        {"inputs": ["x", "y" * 20_000], "parameters": {"candidate_labels": ["a" * 10] * 1000}},
+        "The pairs of texts have 20021000 characters together; at most 10000000",
+    ),
+    (
+        "bert-nli",
+        "zero-shot-classification",
+        {"inputs": "x", "parameters": {"candidate_labels": "a", "hypothesis_template": "{}" + "x" * 1000}},
+        "it must have at most 1000 characters",
+    ),
+    ("bert-ranking", "text-ranking", {"query": "x" * 10_000, "texts": ["y"] * 1000}, "have 10001000 characters together"),
     ("bert-masked", "fill-mask", {"inputs": "[MASK]" * 11, "parameters": {"top_k": 1000}}, "That are 11000 words to propose"),
     ("bert-tokens", "token-classification", {"inputs": "x", "parameters": {"stride": 125}}, "parts that overlap more are too many"),
     ("bert-tokens", "token-classification", {"inputs": "x" * 150_000, "parameters": {"stride": 113}}, "Let them overlap less"),
@@ -226,7 +240,7 @@ BAD = [
     ("bert-answers", "question-answering", {"question": "x", "context": "y" * 50_000, "parameters": {"max_seq_len": 8}}, "overlap less"),
     ("bert", "feature-extraction", {"inputs": ["x"] * 10_001}, "has 10001 entries; at most 10000"),
     ("bert-answers", "question-answering", {"question": "x", "context": "y", "parameters": {"doc_stride": 900}}, "at most 0.9 of them"),
-    ("t5", "summarization", {"inputs": "x", "parameters": {"max_new_tokens": 10**9}}, "should be less than or equal to 1024"),
+    ("t5", "summarization", {"inputs": "x", "parameters": {"max_new_tokens": 10**9}}, "it must be less than or equal to 1024"),
     ("t5", "summarization", {"inputs": "x", "parameters": {"num_return_sequences": 4}}, "as many num_beams"),
     ("t5", "summarization", {"inputs": "x", "parameters": {"num_return_sequences": 3, "num_beams": 2, "do_sample": True}}, "num_beams"),
     ("sentences", "sentence-similarity", {"source_sentence": "x", "sentences": []}, "inputs"),
@@ -250,6 +264,45 @@ def test_too_long_a_text_is_cut_where_that_is_asked_for(served: Get) -> None:
     text = "the file " * 200
     wanted = model.pipeline("text-classification")(text, top_k=None, truncation=True)
     near([wanted], model.ok({"inputs": text, "parameters": {"truncation": True}})[0])
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "body"),
+    [
+        ("bert-tokens", "token-classification", {"inputs": ["the file is read " * 100] * 3, "parameters": {"stride": 2}}),
+        ("bert-answers", "question-answering", {"inputs": [{"question": "the file", "context": "the file is read " * 100}] * 3}),
+    ],
+)
+def test_the_parts_of_the_texts_of_a_request_are_bounded_together(
+    served: Get, monkeypatch: pytest.MonkeyPatch, kind: str, task: str, body: dict[str, Any]
+) -> None:
+    handler = served(kind, task).handler
+    request = handler.task.read(TaskRequest(body["inputs"], body.get("parameters", {})))
+    (parts,) = {sum(unit.input == number for unit in handler.task.units([request])) for number in range(3)}
+    assert parts > 1
+    monkeypatch.setattr(handler.task, "most_parts", 3 * parts - 1)
+    one, bad = served(kind, task).ask({**body, "inputs": body["inputs"][:2]}, body)
+    assert (one.status, bad.status) == (200, 400)
+    assert bad.message.startswith(f"The request makes more than {3 * parts - 1} parts")
+
+
+def test_for_its_cost_a_text_is_tokenized_once_for_all_labels(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = served("bert-nli", "zero-shot-classification").handler
+    tokenizer, seen = handler.loaded.tokenizer, list[str]()
+
+    class ObservedTokenizer:
+        def __call__(self, text: str, **options: Any) -> Any:
+            seen.append(text)
+            return tokenizer(text, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(tokenizer, name)
+
+    pair = len(tokenizer("the file is read", "the list")["input_ids"])
+    monkeypatch.setattr(handler.task, "loaded", handler.loaded._replace(tokenizer=ObservedTokenizer()))
+    body = {"inputs": "the file is read", "parameters": {"candidate_labels": ["the list"] * 3}}
+    assert handler.cost({"body": json.dumps(body).encode()}) == 3 * pair
+    assert seen == ["the file is read", "the list"]
 
 
 def test_the_cost_of_a_request_is_its_tokens(served: Get) -> None:

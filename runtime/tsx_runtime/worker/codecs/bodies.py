@@ -1,0 +1,79 @@
+"""JSON objects in bodies, declared for pydantic: how they are read, the fields that formats share, and the words for one that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from tsx_runtime.worker.exceptions import InvalidInput
+
+MOST_STOPS = 16
+MOST_TOKENS = 1 << 31
+
+StringT = TypeVar("StringT", bound=str)
+
+one_or_several = BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+Seed: TypeAlias = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None
+Stops: TypeAlias = Annotated[list[StringT], one_or_several, Field(max_length=MOST_STOPS)]
+TokenCount: TypeAlias = Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None
+
+
+class RefusedField(InvalidInput):
+    """A field of the request cannot be used as it is."""
+
+    def __init__(self, message: str, param: str | None = None, *, code: str | None = None, status: int = 400) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        self.error_code = status
+
+
+class BodyObject(BaseModel):
+    """An object in a body. A field that is null counts as not given, as for OpenAI."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+BodyT = TypeVar("BodyT", bound=BodyObject)
+
+
+def validated(kind: type[BodyT], body: Any) -> BodyT:
+    """`body`: as a handler gets it, bytes or parsed. Raises RefusedField."""
+    try:
+        if isinstance(body, bytes | bytearray | memoryview | str):
+            return kind.model_validate_json(body if isinstance(body, str) else bytes(body))
+        return kind.model_validate(body)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> RefusedField:
+    first = error.errors(include_url=False)[0]
+    why, path = requirement(first), ""
+    for step in first["loc"]:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else step
+    if not path:
+        return RefusedField(f"The body cannot be read: {why}. Send a JSON object with the header Content-Type: application/json.")
+    if first["type"] == "extra_forbidden":
+        return unsupported(path)
+    if first["type"] == "missing":
+        return RefusedField(f"The field '{path}' is missing. Send it.", path, code="missing_required_parameter")
+    return RefusedField(f"The field '{path}' is {shown(first['input'])}: {why}.", path, code="invalid_value")
+
+
+def unsupported(path: str) -> RefusedField:
+    return RefusedField(f"The field '{path}' is not supported here. Send the request without it.", path, code="unsupported_parameter")
+
+
+def requirement(error: Mapping[str, Any]) -> str:
+    """What pydantic requires of a value, behind the words that say what the value is."""
+    return re.sub(r"^[A-Z]\w+ should", "it must", error["msg"].removeprefix("Value error, "))
+
+
+def shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 80 else f"{text[:80]}..."
