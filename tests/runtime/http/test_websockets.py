@@ -445,7 +445,7 @@ def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost() -
             while got < count:
                 assert (await receive())["bytes"] == b""
                 got += 1
-                assert budget.used >= len(connection._ahead) or connection._held <= UNCOUNTED
+                assert budget.used >= len(connection._ahead) or len(connection._ahead) <= UNCOUNTED
             ended.set()
 
         connection.start(cast("Any", transport), app, {})
