@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidState
@@ -27,8 +27,6 @@ from tsx_runtime.http.semantics.messages import CLIENT_LEFT, CountedBytes, Messa
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
-    from tsx_runtime.http.fast_lane.connection_clock import Timeouts
-
 SUBPROTOCOL = "tsx.v1"
 INVALID, TOO_SLOW, FAILED, RESTART, TRY_AGAIN = 1007, 1008, 1011, 1012, 1013  # close codes (RFC 6455, and IANA's registry of them)
 LONGEST_REASON = 120  # bytes, of a control frame's 125
@@ -42,6 +40,17 @@ quiet = logging.getLogger("tsx.http.websocket")  # the package's own, which tell
 quiet.setLevel(logging.WARNING)
 
 
+class MessageTimeouts(Protocol):
+    """Those of the fast lane, as far as they hold here."""
+
+    @property
+    def body(self) -> int: ...
+    @property
+    def body_rate(self) -> int: ...
+    @property
+    def write(self) -> int: ...
+
+
 class WebSocketConnection(asyncio.Protocol):
     """Reads ahead, within bounds, so that it notices a client that leaves. Bytes that wait, to be read here or by the client, count
     against `max_inflight_bytes`."""
@@ -52,7 +61,7 @@ class WebSocketConnection(asyncio.Protocol):
         server_state: ServerState,
         max_size: int,
         bytes_in_flight: ByteBudget,
-        timeouts: Timeouts,
+        timeouts: MessageTimeouts,
         on_lost: Callable[[Exception | None], None],
     ) -> None:
         """`head` is the request that asks for the upgrade. `on_lost` is called once the connection is closed. Raises BadRequest if `head`
