@@ -36,6 +36,7 @@ def test_a_value_is_the_body_and_its_type_says_what_it_is(tmp_path: Path) -> Non
 
 
 def test_values_by_name_are_json_or_a_form() -> None:
+    assert encode(Signature("chat"), None, {"inputs": "a", "parameters": {}}).body == b'{"inputs": "a", "parameters": {}}'
     assert encode(Signature(), None, {"a": 1, "b": [2]}) == Content.of(b'{"a": 1, "b": [2]}', "application/json")
     form = encode(Signature(), None, {"file": b"\0", "note": "n", "count": 2})
     text = "text/plain; charset=utf-8"

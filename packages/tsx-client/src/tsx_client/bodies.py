@@ -63,7 +63,8 @@ def encode(signature: Signature, payload: Any, inputs: Mapping[str, Any]) -> Con
     """Raises TypeError for what the model does not take."""
     if payload is not None and inputs:
         raise TypeError(f"Give one value, or values by name ({', '.join(inputs)}), and not both.")
-    if inputs and signature.names and not set(inputs) <= set(signature.names):
+    takes_objects = not signature.tensors and signature.kind in (None, "json", "chat")  # of any names
+    if not takes_objects and not set(inputs) <= set(signature.names):
         raise TypeError(f"The model takes {', '.join(signature.names)}, and was given {', '.join(inputs)}.")
     named = inputs or ({} if payload is None else {next(iter(signature.tensors), "input"): payload})
     if (inputs and signature.tensors) or any(hasattr(value, "__array__") and not hasattr(value, "save") for value in named.values()):

@@ -21,6 +21,7 @@ class HuggingFaceGenerator:
         self.context_length = engine.context_length
         self.adapters = engine.adapters
         self._tokenizer = tokenizer
+        self._longest_text = max(map(len, tokenizer.get_vocab())) * engine.context_length  # characters
         self._engine = engine
         self.has_chat_template = bool(tokenizer.chat_template)
         self._defaults = defaults
@@ -31,7 +32,7 @@ class HuggingFaceGenerator:
         self._decode = partial(decode, skip_special_tokens=True)
 
     def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, verbose=False)["input_ids"])  # `stream` says what is too long
+        return self._tokens(text)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         template = self._tokenizer.chat_template
@@ -45,7 +46,14 @@ class HuggingFaceGenerator:
             )
         except Exception as error:  # the boundary to the model's template, which raises whatever its author wrote
             raise InvalidInput(f"The model's chat template refuses these messages: {in_words(error)}") from error
-        return list(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        return self._tokens(text, add_special_tokens=False)
+
+    def _tokens(self, text: str, **options: Any) -> list[int]:
+        """`stream` says what is too long; what is much too long is not tokenized, which would take seconds."""
+        if len(text) > self._longest_text:
+            what = f"The prompt has {len(text):,} characters, which the model's context of {self.context_length} tokens does not hold."
+            raise InvalidInput(f"{what} Shorten it.")
+        return list(self._tokenizer(text, verbose=False, **options)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._decode(list(token_ids)))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 LONG = 64 << 10  # bytes of a body
+TOKENIZING = ThreadPoolExecutor(1, "tsx-tokenizing")
 T = TypeVar("T")
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
@@ -112,9 +114,9 @@ class TextGenerator(Protocol):
 
 
 async def beside_streams(body: Any, function: Callable[..., T], *arguments: Any) -> T:
-    """Tokenizing what is long takes a second or more, in which others' streams go on: in a thread."""
+    """Tokenizing what is long takes a second or more, in which others' streams go on: in a thread, of which there is one."""
     if isinstance(body, Sized) and len(body) > LONG:
-        return await asyncio.to_thread(function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(TOKENIZING, function, *arguments)
     return function(*arguments)
 
 

@@ -187,7 +187,10 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # as above
 
     def clear_cancelled_requests(self) -> list[Any]:
         cancelled = list(self._requests_to_cancel)
+        ran = any(name in self.active_requests for name in cancelled)
         states: list[Any] = super().clear_cancelled_requests()
+        if ran or not self.active_requests:  # a full cache lets none in until a sequence finishes: those that leave free as much
+            self.block_new_requests = False
         for state in states:
             state.status = RequestStatus.FINISHED  # else the update of a batch in flight (on GPUs) looks for the cache that it had
         if cancelled and self.router is not None:

@@ -146,6 +146,7 @@ def test_a_seed_repeats_an_answer(worker: Worker) -> None:
         ({"inputs": [1, 2]}, "inputs must be a text"),
         ({}, "inputs must be a text"),
         ({"inputs": ""}, "The prompt has 0 tokens"),
+        ({"inputs": "a " * 100_000}, f"The prompt has 200,000 characters, which the model's context of {CONTEXT} tokens does not hold."),
         ({"inputs": "a", "parameters": {"max_new_tokens": CONTEXT}}, "for both. Shorten the prompt, or ask for fewer."),
         ({"inputs": "a " * CONTEXT}, f"for the model's context of {CONTEXT} holds prompt and answer. Shorten it."),
         (

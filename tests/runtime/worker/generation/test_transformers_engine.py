@@ -227,6 +227,26 @@ def test_a_small_cache_makes_sequences_wait_and_then_refuses(llama: Path, run: R
         run(engine.close())
 
 
+def test_a_full_cache_takes_new_sequences_once_all_have_left(llama: Path, run: Run, wanted: list[list[int]]) -> None:
+    engine = start(run, model_of(llama), sequences=8, memory=400_000)
+    scheduler = engine._lanes[None]._manager.batch_processor.scheduler
+
+    async def leave() -> list[int]:
+        tasks = [asyncio.create_task(collect(engine, ids("a"), Sampling(max_tokens=100, temperature=0.0))) for _ in range(8)]
+        while not scheduler.block_new_requests:  # noqa: ASYNC110  # the engine has no event for a cache that is full
+            await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return (await collect(engine, ids(TEXTS[0]), GREEDY))[0]
+
+    try:
+        assert run(leave()) == wanted[0]
+        assert engine.stats() == (0, 0, 0.0)
+    finally:
+        run(engine.close())
+
+
 def test_a_cache_that_is_too_small_for_anything_is_refused_at_load(llama: Path) -> None:
     with pytest.raises(LoadError, match=r"Set cacheMemory to \d+ or more"):
         TransformersEngine(model_of(llama), {}, GenerationLimits(memory=5000), [0])
