@@ -96,11 +96,15 @@ def test_a_start_that_is_interrupted_leaves_no_thread_and_no_process(tmp_path: P
             time.sleep(0.01)
         signal.pthread_kill(main, signal.SIGINT)
 
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # which the runner of tests may have replaced
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
-    with pytest.raises(KeyboardInterrupt), serve(ArchiveSpec("slow", str(tmp_path / "slow.py")), worker_preload=False):
-        pass
-    interrupting.join()
+    try:
+        with pytest.raises(KeyboardInterrupt), serve(ArchiveSpec("slow", str(tmp_path / "slow.py")), worker_preload=False):
+            pass
+        interrupting.join()
+    finally:
+        signal.signal(signal.SIGINT, usual)
     assert threading.active_count() <= before + 1  # multiprocessing's own
     with pytest.raises(ProcessLookupError):
         os.kill(int(began.read_text()), 0)

@@ -107,7 +107,7 @@ def test_a_model_that_is_not_there_is_not_found_by_other_names_either(server, er
     assert (answer.status_code, error_of(answer)) == (404, ("ModelNotFoundException", "Model not found: nobody"))
 
 
-@pytest.mark.parametrize("path", ["/predict", "/a/b/c/predict", "/models/invoke", "/models//invoke", "/models/a/b/invoke", "/v1/predict"])
+@pytest.mark.parametrize("path", ["/predict", "/a/b/c/predict", "/models/invoke", "/models//invoke", "/models/a/b/invoke"])
 def test_what_only_looks_like_one_is_nothing(server, error_of, path):
     answer = server.inference.get(path)
     assert (answer.status_code, error_of(answer)[0]) == (404, "ResourceNotFoundException")
