@@ -229,13 +229,13 @@ class Stats:
 
     def add_handler_metrics(self, deltas: Collection[MetricDelta], jobs: Iterable[QueuedRequest] = ()) -> None:
         """`jobs`: those of the batch that reported them, where it is known."""
-        if self.journal is not None:
-            self.journal.add_values(deltas, [job.request_id for job in jobs])
         for delta in deltas:
             key = (delta["name"], delta["type"], delta["unit"], tuple(sorted(delta["dimensions"].items())))
             metric = self.handler_metrics.get(key) or self._begin_metric(key)
             if metric is not None:
                 metric.add(delta["value"])
+        if self.journal is not None:  # only what is complete: the loop raises for what is not
+            self.journal.add_values(deltas, [job.request_id for job in jobs])
 
     def _begin_metric(self, key: MetricKey) -> HandlerMetric | None:
         """None where a handler reports without bound, as one does whose labels hold ids: each would be kept for good."""

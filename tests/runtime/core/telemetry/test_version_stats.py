@@ -17,6 +17,7 @@ from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
 from tsx_runtime.core.telemetry.aggregation import OF_A_BATCH, ROOM
 from tsx_runtime.core.telemetry.batch_times import NAN, times_of
+from tsx_runtime.core.telemetry.metric_journal import MetricJournal
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.wire import TIMES
 
@@ -135,3 +136,15 @@ def test_more_batches_than_are_counted_at_a_time_are_counted_from_whatever_threa
     assert all(found == sorted(found) for found in seen), "a count went back"
     assert stats.answers == {200: 5 * MANY + 7}
     assert stats.latency.count == stats.batches == 5 * MANY + 7
+
+
+def test_a_metric_that_is_incomplete_is_not_logged() -> None:
+    stats = Stats()
+    stats.journal = MetricJournal()
+    good = {"name": "n", "type": "gauge", "unit": "count", "dimensions": {}, "value": 1.0}
+    report: dict[str, Any] = {"errors": [], "lines": [], "lost": 0}
+    with pytest.raises(KeyError):
+        stats.add_report("1", {**report, "metrics": [good, {"name": "n"}]})
+    assert not len(stats.journal)
+    stats.add_report("1", {**report, "metrics": [good]})
+    assert len(stats.journal) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from functools import partial
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.language_models import bpe_tokenizer
+from tsx_runtime.worker.generation.interface import LONG, beside_streams
 from tsx_runtime.worker.generation.text import Detokenizer, StopStrings
 
 
@@ -75,3 +78,26 @@ def test_what_may_have_begun_a_stop_string_is_sent_at_the_end() -> None:
     stops = StopStrings(["END"])
     assert stops.push("the EN") == ("the ", None)
     assert stops.finish() == "EN"
+
+
+def test_long_bodies_are_read_beside_the_loop_one_at_a_time() -> None:
+    running = threading.Lock()
+    began, go_on = threading.Event(), threading.Event()
+
+    def read() -> str:
+        assert running.acquire(blocking=False)
+        began.set()
+        assert go_on.wait(30)
+        running.release()
+        return threading.current_thread().name
+
+    async def ask() -> list[str]:
+        long = [asyncio.ensure_future(beside_streams(b" " * (LONG + 1), read)) for _ in range(3)]
+        await asyncio.to_thread(began.wait, 30)
+        short = await beside_streams(b" " * LONG, lambda: threading.current_thread().name)  # while the first is read
+        go_on.set()
+        return [short, *await asyncio.gather(*long)]
+
+    short, *long = asyncio.run(ask())
+    assert short == threading.current_thread().name
+    assert {name.rpartition("_")[0] for name in long} == {"tsx-tokenizing"}
