@@ -9,14 +9,17 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import httpx
 import pytest
+from anyio.from_thread import start_blocking_portal
 from uvicorn.server import ServerState
+from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -302,10 +305,17 @@ def streaming(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield server.url.replace("http", "ws") + "/predictions/pieces"
 
 
-def over_tls(url: str) -> ClientConnection:
+@contextmanager
+def over_tls(url: str) -> Iterator[Any]:
+    """The asynchronous client, called as the other one, which uses one TLS connection from two threads: now and then it never ends."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return connect(url, ssl=context, proxy=None)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(connect_async(url, ssl=context, proxy=None)) as client:
+
+        def receive(timeout: float) -> bytes | str:
+            return portal.call(asyncio.wait_for, client.recv(), timeout)
+
+        yield SimpleNamespace(send=partial(portal.call, client.send), recv=receive)
 
 
 def test_an_event_is_a_message_over_tls_too(streaming: str) -> None:
