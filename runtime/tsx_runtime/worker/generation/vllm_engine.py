@@ -17,10 +17,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
 from tsx_runtime.worker.generation.interface import EngineStats, Sampling, TokenLogprob, Tokens
+from tsx_runtime.worker.generation.pretrained import PretrainedFiles
 
 WAITING = 4  # sequences for each that can run may wait
 RANKS = (8, 16, 32, 64, 128, 256, 512)  # of adapters, for which vLLM has kernels
@@ -55,11 +55,10 @@ class VllmEngine:
         self._open: dict[str, bool] = {}  # sequences: whether they have a token
 
     @classmethod
-    async def load(
-        cls, directory: Path, adapters: Mapping[str, Path], dtype: str, config: HuggingFaceConfig, trust: bool, end_tokens: Sequence[int]
-    ) -> VllmEngine:
+    async def load(cls, files: PretrainedFiles, end_tokens: Sequence[int]) -> VllmEngine:
         """Raises `LoadError`."""
-        arguments: dict[str, Any] = {"model": str(directory), "dtype": dtype, "enable_prefix_caching": True, "trust_remote_code": trust}
+        config, adapters = files.config, files.adapters
+        arguments: dict[str, Any] = {"model": str(files.directory), "dtype": files.dtype, "trust_remote_code": files.trusted}
         if config.max_sequences is not None:
             arguments["max_num_seqs"] = config.max_sequences
         if config.cache_memory is not None:
@@ -68,7 +67,7 @@ class VllmEngine:
         try:
             if adapters:
                 arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": rank_of(adapters.values())}
-            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[lambda *_: recorder])
+            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(enable_prefix_caching=True, **arguments), stat_loggers=[lambda *_: recorder])
         except (OSError, RuntimeError, ValueError) as error:
             raise LoadError(f"vLLM cannot run this model: {in_words(error)}") from error
         engine = cls(llm, adapters, end_tokens, recorder)

@@ -203,7 +203,7 @@ def test_an_engine_that_ends_ends_its_worker(start_worker: StartWorker, llama: P
 def test_a_directory_without_a_model_says_what_is_wrong(start_worker: StartWorker) -> None:
     worker = start_worker(files={"huggingface_model/README.md": "nothing"}, handler="huggingface_generation", mode="async")
     assert not worker.loaded
-    assert "The model's directory cannot be read" in worker.report["message"]
+    assert "The archive has no huggingface_model/config.json" in worker.report["message"]
 
 
 @pytest.mark.parametrize(("parameters", "cores", "threads"), [(3_000_000, 8, 7), (3_000_000, 1, 1), (1_000_000_000, 8, 8)])

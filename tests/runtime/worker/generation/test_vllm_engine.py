@@ -13,12 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.runtime.worker.generation.conftest import Run
 from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.worker.exceptions import EngineDied, LoadError
 from tsx_runtime.worker.generation.interface import Sampling, TokenLogprob
+from tsx_runtime.worker.generation.pretrained import PretrainedFiles
 
 
 class Namespace:
@@ -103,7 +105,9 @@ def engine_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def load(run: Run, engine_class: Any, directory: str = "/models/m", adapters: Any = (), **config: Any) -> Any:
-    return run(engine_class.load(Path(directory), dict(adapters), "bfloat16", HuggingFaceConfig(**config), False, [0]))
+    task, device = "text-generation", torch.device("cuda", 0)
+    files = PretrainedFiles(Path(directory), dict(adapters), task, HuggingFaceConfig(**config), "bfloat16", device, False)
+    return run(engine_class.load(files, [0]))
 
 
 async def collect(engine: Any, prompt: list[int], sampling: Sampling) -> list[Any]:

@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from PIL import Image
 
-from tsx_archiver.metadata.huggingface import MANIFEST_KEY as KEY
+from tsx_archiver.metadata.huggingface import HANDLER, family
 from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError, in_words
 from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
+from tsx_runtime.worker.generation.pretrained import find_pretrained
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.huggingface.answers import QuestionAnswering
 from tsx_runtime.worker.handlers.huggingface.classification import FillMask, TextClassification, TokenClassification, ZeroShotClassification
-from tsx_runtime.worker.handlers.huggingface.loading import Loaded, family, load
+from tsx_runtime.worker.handlers.huggingface.loading import Loaded, load
 from tsx_runtime.worker.handlers.huggingface.pipelines import IMAGES, ImageTask, ImageTextToText, SoundTask, SpeechRecognition
 from tsx_runtime.worker.handlers.huggingface.requests import read_body
 from tsx_runtime.worker.handlers.huggingface.sentences import Sentences, TextRanking
@@ -64,16 +65,16 @@ class HuggingFaceHandler:
         self.precision: str | None = None
 
     def initialize(self, context: Context) -> None:
-        self.device = choose_device(context.system_properties.get("gpu_id"))
         if not context.system_properties.get("limit_max_image_pixels", True):
             Image.MAX_IMAGE_PIXELS = None
-        task = str((context.model_yaml_config.get(KEY) or {}).get("task") or (context.manifest.get(KEY) or {}).get("task") or "")
-        if family(task) not in TASKS:
+        self.device = choose_device(context.system_properties.get("gpu_id"))
+        files = find_pretrained(context, self.device)
+        if family(files.task) not in TASKS:
             known = ", ".join(sorted(TASKS))
-            raise LoadError(f"huggingface.task is {task!r}; the handler {KEY} has {known}. Name it with --task when packing.")
-        self.loaded = load(context, self.device)
+            raise LoadError(f"huggingface.task is {files.task!r}; the handler {HANDLER} has {known}. Name it with --task when packing.")
+        kind = TASKS[family(files.task)]
+        self.loaded = load(files)
         self.precision = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(self.loaded.model.dtype)
-        kind = TASKS[family(task)]
         if kind is TextRanking and type(self.loaded.model).__name__.endswith("Model"):
             kind = Sentences
         self.task = kind(self.loaded)
@@ -154,5 +155,5 @@ class HuggingFaceHandler:
             "task": self.loaded.task,
             "architecture": type(self.loaded.model).__name__,
             "parameters": sorted(self.task.parameters),
-            "adapters": list(self.loaded.adapters.names),
+            "adapters": list(self.loaded.adapters),
         }
