@@ -26,7 +26,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from tests.support.language_models import bpe_tokenizer, llama
 from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.worker.generation.attention import attend
-from tsx_runtime.worker.generation.generator import HuggingFaceGenerator
+from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import Sampling
 from tsx_runtime.worker.generation.loading import torch_threads
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
@@ -77,7 +77,7 @@ async def main() -> None:
     bare = Bare(copy.deepcopy(model))
     engine = TransformersEngine(model, {}, HuggingFaceConfig(), [])
     await engine.start()
-    generator = HuggingFaceGenerator(tokenizer, engine, None, len(tokenizer), GenerationMetrics(Metrics("m"), "1"))
+    generator = TextGenerator(tokenizer, engine, None, len(tokenizer), GenerationMetrics(Metrics("m"), "1"))
     prompt = tokenizer("Beautiful is better than ugly. Explicit is")["input_ids"]
     sampling = Sampling(max_tokens=options.tokens, temperature=0.0)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tsx_runtime.worker.exceptions import LoadError
-from tsx_runtime.worker.generation.generator import HuggingFaceGenerator
+from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import GenerationEngine
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
 from tsx_runtime.worker.generation.pretrained import PretrainedFiles, find_pretrained, loading, log_size, placed
@@ -18,7 +18,7 @@ from tsx_runtime.worker.handler_api.context import Context
 SMALL = 100_000_000  # parameters of a model
 
 
-async def load(context: Context) -> HuggingFaceGenerator:
+async def load(context: Context) -> TextGenerator:
     """Raises `LoadError`."""
     gpu = context.system_properties.get("gpu_id")
     files = find_pretrained(context, torch.device("cpu") if gpu is None else torch.device("cuda", gpu))
@@ -34,7 +34,7 @@ async def load(context: Context) -> HuggingFaceGenerator:
     end_tokens = sorted(id for id in ends | {tokenizer.eos_token_id} if isinstance(id, int))
     engine = await _engine(files, end_tokens, bool(context.model_yaml_config.get("threads")))
     metrics = GenerationMetrics(context.metrics, str(context.system_properties.get("worker", "")))
-    return HuggingFaceGenerator(tokenizer, engine, defaults, text.vocab_size, metrics)
+    return TextGenerator(tokenizer, engine, defaults, text.vocab_size, metrics)
 
 
 async def _engine(files: PretrainedFiles, end_tokens: list[int], threads_are_set: bool) -> GenerationEngine:

@@ -17,7 +17,7 @@ from tsx_runtime.worker.generation.loading import torch_threads
 PROMPT = "Beautiful is better"
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 BREAKABLE = """
-from tsx_runtime.worker.generation.handler import HuggingFaceGeneration
+from tsx_runtime.worker.handlers.huggingface.generation import HuggingFaceGeneration
 
 
 class Handler(HuggingFaceGeneration):

@@ -14,7 +14,7 @@ from PIL import Image
 from tsx_archiver.metadata.huggingface import HANDLER, family
 from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError, in_words
-from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
+from tsx_runtime.worker.generation.interface import TaskResult
 from tsx_runtime.worker.generation.pretrained import find_pretrained
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
@@ -97,26 +97,25 @@ class HuggingFaceHandler:
     def handle(self, data: Any, context: Context) -> list[Any]:
         if context.get_request_header(0, "describe") == "True":
             return [self._described()]
-        paths = [str(context.get_request_header(position, "url_path") or "").strip("/") for position in range(len(data))]
+        own: dict[int, openai.TaskBody] = {}  # of the rows that came to a path of OpenAI's
 
         def read(position: int, row: Any) -> Request:
-            path = paths[position]
+            path = str(context.get_request_header(position, "url_path") or "").strip("/")
             if path not in OPENAI_TASKS and not path.startswith("v1/"):
-                paths[position] = ""
                 return self._read(row)
             if OPENAI_TASKS.get(path) != self.loaded.task:
                 raise InvalidInput(
                     f"Model {context.model_name} is of the task {self.loaded.task}, which does not answer /{path}. "
                     f'Send {{"inputs": ...}} to /predictions/{context.model_name}.'
                 )
-            return self._read_of(path, row, context.model_name)
+            own[position] = openai.read(path, row)
+            return self.task.read(own[position].task_request(context.model_name))
 
         def write(position: int, result: TaskResult) -> Any:
-            if not paths[position]:
+            if position not in own:
                 return JsonText(to_compact_json(result.output, context.json_nan))
             context.set_response_content_type(position, "application/json")
-            row = data[position]
-            return openai.write(paths[position], row.get("body", row), [result], context.model_name)
+            return own[position].answer(result.output, result.tokens, own[position].model or context.model_name)
 
         requests = each_or_bad(read, data)
         with torch.inference_mode():
@@ -137,18 +136,12 @@ class HuggingFaceHandler:
         """A row does not tell its path, but these formats differ from the others. None where it is refused."""
         for path in (openai.EMBEDDINGS, openai.RERANK[0]):
             with suppress(InvalidInput):
-                return self._read_of(path, row, "")
+                return self.task.read(openai.read(path, row).task_request(""))
         return None
 
     def _read(self, row: Any) -> Request:
         found: Request | None = row.get(_READ) if isinstance(row, Mapping) else None
         return found if found is not None else self.task.read(read_body(row, self.task.fields, media=self.task.media))
-
-    def _read_of(self, path: str, row: Any, model: str) -> Request:
-        request: TaskRequest = openai.read(path, row.get("body", row) if isinstance(row, Mapping) else row, model)
-        if path == openai.EMBEDDINGS:  # of length 1 there, and of texts as a whole
-            request = request._replace(parameters={**request.parameters, "normalize": True})
-        return self.task.read(request)
 
     def _described(self) -> dict[str, Any]:
         return {

@@ -116,7 +116,7 @@ def test_what_a_transcription_costs_is_no_field_of_it(served: Get) -> None:
     model = served("whisper", "automatic-speech-recognition")
     form = {"file": sound(0.2), "model": b"m"}
     assert model.handler.cost(form) == 1
-    openai.read("v1/audio/transcriptions", form, "m")
+    openai.read("v1/audio/transcriptions", form)
 
 
 @pytest.mark.parametrize(
