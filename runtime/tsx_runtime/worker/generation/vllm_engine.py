@@ -23,7 +23,6 @@ from tsx_runtime.worker.generation.interface import EngineStats, Sampling, Token
 from tsx_runtime.worker.generation.pretrained import PretrainedFiles
 
 WAITING = 4  # sequences for each that can run may wait
-RANKS = (8, 16, 32, 64, 128, 256, 512)  # of adapters, for which vLLM has kernels
 
 
 class CacheRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
@@ -66,7 +65,7 @@ class VllmEngine:
         recorder = CacheRecorder()
         try:
             if adapters:
-                arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": rank_of(adapters.values())}
+                arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": max(map(rank_of, adapters.values()))}
             llm = AsyncLLM.from_engine_args(AsyncEngineArgs(enable_prefix_caching=True, **arguments), stat_loggers=[lambda *_: recorder])
         except (OSError, RuntimeError, ValueError) as error:
             raise LoadError(f"vLLM cannot run this model: {in_words(error)}") from error
@@ -142,10 +141,7 @@ def tokens_of(completion: Any, most: int) -> Tokens:
     return Tokens(ids, finished, logprobs)  # type: ignore[arg-type]
 
 
-def rank_of(adapters: Any) -> int:
-    """The smallest that fits all. Raises ValueError where one is too large."""
-    most = max(int(json.loads((path / "adapter_config.json").read_text())["r"]) for path in adapters)
-    found = next((rank for rank in RANKS if rank >= most), None)
-    if found is None:
-        raise ValueError(f"an adapter has the rank {most}; vLLM takes at most {RANKS[-1]}")
-    return found
+def rank_of(adapter: Path) -> int:
+    """As vLLM has kernels for: a power of two, 8 or more. It refuses what is too large."""
+    rank = int(json.loads((adapter / "adapter_config.json").read_text())["r"])
+    return max(8, 1 << (rank - 1).bit_length())
