@@ -67,7 +67,6 @@ class GenerationEngine(Protocol):
     """Runs sequences together; each joins and leaves between two steps."""
 
     context_length: int  # tokens of prompt and answer together: those of the model, or of the cache where it holds fewer
-    cache_tokens: int  # that the cache of one adapter, or of the base model, holds
 
     @property
     def adapters(self) -> Sequence[str]: ...

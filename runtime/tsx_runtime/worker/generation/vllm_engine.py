@@ -43,7 +43,6 @@ class VllmEngine:
     def __init__(self, llm: Any, adapters: Mapping[str, Path], end_tokens: Sequence[int], recorder: CacheRecorder) -> None:
         config = llm.vllm_config
         self.context_length = int(config.model_config.max_model_len)
-        self.cache_tokens = int(config.cache_config.num_gpu_blocks or 0) * int(config.cache_config.block_size)
         self.adapters = list(adapters)
         self._sequences = int(config.scheduler_config.max_num_seqs)
         self._llm = llm
