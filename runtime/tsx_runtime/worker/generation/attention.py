@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
-from transformers.generation.continuous_batching.cache import group_layers_by_attn_type
 from transformers.generation.continuous_batching.utils import find_head_dim
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
@@ -47,6 +46,7 @@ def attend_on_gpu(
 def choose(model: Any) -> None:
     """Let a model on a GPU attend by `attend_on_gpu`, unless transformers finds a package that does it too, or the model needs more."""
     config = model.config.get_text_config()
+    layers = getattr(config, "layer_types", None)
     if (
         model.device.type == "cuda"
         and model.dtype in (torch.float16, torch.bfloat16)
@@ -54,7 +54,8 @@ def choose(model: Any) -> None:
         and model._supports_flash_attn
         and not getattr(model, "_compatible_flash_implementations", None)  # attention sinks
         and getattr(config, "attn_logit_softcapping", None) is None
-        and list(group_layers_by_attn_type(config)) == ["full_attention"]
+        and (set(layers) == {"full_attention"} if layers else getattr(config, "sliding_window", None) is None)
+        and getattr(config, "kv_lora_rank", None) is None  # heads of keys and values differ in size
         and find_head_dim(config) % 8 == 0
         and find_head_dim(config) <= 256
         and torch.backends.cuda.is_flash_attention_available()
