@@ -85,6 +85,8 @@ def placed(model: Any, files: PretrainedFiles) -> Any:
     """On its device. The precision auto is the checkpoint's, except for fp16 on a CPU, which has no fast way to compute in it."""
     if files.dtype == "auto" and files.device.type == "cpu" and model.dtype == torch.float16:
         model = model.float()
+    if files.device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # its attention makes a plan for each length, which batches and steps change
     return model.to(files.device).eval().requires_grad_(False)
 
 
