@@ -190,10 +190,18 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
             await jobs.close()
         await registry.close()
 
-    # A daemon, so that a start that fails is a failure and not a run without end.
-    thread = threading.Thread(target=lambda: asyncio.run(main()), name="server", daemon=True)
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        finally:
+            ready.set()  # of a start that failed: the thread's traceback says why
+
+    thread = threading.Thread(
+        target=run, name="server", daemon=True
+    )  # a daemon, so that a stop that hangs is a failure and not a run without end
     thread.start()
     assert ready.wait(DEADLINE)
+    assert made
     registry, loop, servers, workflows, series, jobs = made
     server = RunningServer(settings, registry, loop, addresses, workflows, series, jobs)
     try:
