@@ -16,6 +16,7 @@ from tsx_runtime.worker.generation.load_progress import progress_in_log
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
 from tsx_runtime.worker.handler_api.context import Context
 
+SAVE_TOKENIZER = "Save it beside the weights: tokenizer.save_pretrained(DIRECTORY)."
 SMALL = 100_000_000  # parameters of a model
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
@@ -43,13 +44,25 @@ async def load(context: Context) -> HuggingFaceGenerator:
         has_defaults = (files.directory / "generation_config.json").is_file()
         defaults = GenerationConfig.from_pretrained(files.directory) if has_defaults else GenerationConfig.from_model_config(config)
     except (OSError, ValueError) as error:
-        raise LoadError(f"The model's directory cannot be read: {in_words(error)}") from error
+        raise LoadError(f"The model's directory cannot be read: {in_words(error).rstrip('.')}.{unreadable(error)}") from error
+    check_vocabulary(tokenizer)
     text = config.get_text_config()
     ends = {defaults.eos_token_id, text.eos_token_id} if not isinstance(defaults.eos_token_id, list) else set(defaults.eos_token_id)
     end_tokens = sorted(id for id in ends | {tokenizer.eos_token_id} if isinstance(id, int))
     engine = await _engine(files, end_tokens, bool(context.model_yaml_config.get("threads")))
     metrics = GenerationMetrics(context.metrics, str(context.system_properties.get("worker", "")))
     return HuggingFaceGenerator(tokenizer, engine, defaults, text.vocab_size, metrics)
+
+
+def check_vocabulary(tokenizer: Any) -> None:
+    """Raises LoadError. Where a directory has no tokenizer, transformers may make one that knows no words."""
+    if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
+        raise LoadError(f"The model's directory has no tokenizer. {SAVE_TOKENIZER}")
+
+
+def unreadable(error: Exception) -> str:
+    """What to do about a directory that transformers cannot load, behind its words."""
+    return f" {SAVE_TOKENIZER if 'backend tokenizer' in str(error) else 'Is the directory complete, as save_pretrained wrote it?'}"
 
 
 def files_of(context: Context) -> ModelFiles:
@@ -94,6 +107,7 @@ def torch_threads(parameters: int, cores: int) -> int:
 def load_model(files: ModelFiles) -> Any:
     """On the worker's device. The precision auto is the checkpoint's, except for fp16 on a CPU, which has no fast way to compute in it."""
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     dtype: Any = DTYPES.get(files.config.dtype, "auto")
@@ -105,8 +119,8 @@ def load_model(files: ModelFiles) -> Any:
         raise LoadError(
             "The weights are a pickle that holds more than weights, so it is not read. Save the model again as safetensors."
         ) from error
-    except (OSError, ValueError) as error:
-        raise LoadError(f"The model cannot be loaded: {in_words(error)}") from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise LoadError(f"The model cannot be loaded: {in_words(error).rstrip('.')}.{unreadable(error)}") from error
     if dtype == "auto" and files.gpu is None and model.dtype == torch.float16:
         model = model.float()
     return model.to(device).eval()

@@ -15,6 +15,7 @@ from tsx_archiver.metadata.huggingface import DIRECTORY
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY as KEY
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.generation.load_progress import progress_in_log
+from tsx_runtime.worker.generation.loading import check_vocabulary, unreadable
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.huggingface.adapters import Adapters
 from tsx_runtime.worker.handlers.huggingface.batches import Budget, budget_of
@@ -77,7 +78,8 @@ def load(context: Context, device: torch.device) -> Loaded:
 
 def _from_directory(task: str, directory: Path, device: torch.device, dtype: Any, trusted: bool) -> tuple[Any, Any, Any]:
     try:
-        import transformers  # an extra
+        import transformers  # an extra, as what it brings along
+        from safetensors import SafetensorError
     except ModuleNotFoundError as error:
         raise LoadError("Hugging Face models are loaded by transformers: pip install 'tsx-serve[transformers]'") from error
     try:
@@ -93,8 +95,8 @@ def _from_directory(task: str, directory: Path, device: torch.device, dtype: Any
         raise LoadError(
             "The weights are a pickle that holds more than weights, so it is not read. Save the model again as safetensors."
         ) from error
-    except (ImportError, RuntimeError, ValueError, KeyError, OSError) as error:
-        raise LoadError(f"The model cannot be loaded for the task {task!r}: {in_words(error)}{_hint(error)}") from error
+    except (ImportError, RuntimeError, ValueError, KeyError, OSError, SafetensorError) as error:
+        raise LoadError(f"The model cannot be loaded for the task {task!r}: {in_words(error).rstrip('.')}.{_hint(error)}") from error
 
 
 def family(task: str) -> str:
@@ -107,7 +109,7 @@ def _hint(error: Exception) -> str:
         return " The model brings code of its own: allow it with the setting trust_remote_code if you trust its author."
     if isinstance(error, ImportError):
         return " Install that package where tsx runs."
-    return ""
+    return unreadable(error)
 
 
 def _dtype(name: Any) -> Any:
@@ -119,7 +121,8 @@ def _dtype(name: Any) -> Any:
 
 
 def _prepare(tokenizer: Any, model: Any) -> None:
-    """Rows get a padding that models can mask, and no more tokens than the model has positions."""
+    """Rows get a padding that models can mask, and no more tokens than the model has positions. Raises LoadError."""
+    check_vocabulary(tokenizer)
     positions = getattr(model.config, "max_position_embeddings", None)
     if isinstance(positions, int):
         for name, module in model.named_modules():
