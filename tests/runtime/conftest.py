@@ -29,6 +29,7 @@ from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.workflows.manager import Workflows
 
+GRACE = 5.0  # seconds for what is under way at the end
 DEADLINE = 120.0  # of a machine that has other things to do
 
 TALKER = """
@@ -190,10 +191,18 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
             await jobs.close()
         await registry.close()
 
-    # A daemon, so that a start that fails is a failure and not a run without end.
-    thread = threading.Thread(target=lambda: asyncio.run(main()), name="server", daemon=True)
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        finally:
+            ready.set()  # of a start that failed: the thread's traceback says why
+
+    thread = threading.Thread(
+        target=run, name="server", daemon=True
+    )  # a daemon, so that a stop that hangs is a failure and not a run without end
     thread.start()
     assert ready.wait(DEADLINE)
+    assert made
     registry, loop, servers, workflows, series, jobs = made
     server = RunningServer(settings, registry, loop, addresses, workflows, series, jobs)
     try:
@@ -203,6 +212,9 @@ def running_server(settings: Settings, listeners: Any = SEPARATE, tracer: Tracer
             client.close()
         for one in servers:
             one.should_exit = True
+        thread.join(GRACE)
+        if thread.is_alive():  # a test that failed has left requests there
+            asyncio.run_coroutine_threadsafe(registry.close(), loop)
         thread.join(DEADLINE)
         assert not thread.is_alive()
 
@@ -243,6 +255,7 @@ def empty(store: Path, own_server: RunningServer) -> Iterator[RunningServer]:
     async def unregister_all() -> None:
         for model in list(own_server.registry.models.values()):
             for version in sorted(model.versions, key=lambda version: version == model.default):
+                await model.versions[version].close()  # refuses what a test that failed has left there, which may wait for minutes
                 await own_server.registry.unregister(model.name, version)
 
     own_server.call(unregister_all)

@@ -275,8 +275,8 @@ def needed_files(names: Iterable[str], shards: Collection[str], source: str) -> 
             kept.append(name)
     if "." not in weights:
         others = [name for name in found if name.endswith((".safetensors", ".bin", ".h5", ".msgpack", ".gguf", ".ckpt", ".pt", ".pth"))]
-        has = f"it has {', '.join(others[:3])}" if others else "it has none"
-        raise CannotPack(f"{source} has no weights that are served ({has}). Save the model with save_pretrained, as model.safetensors.")
+        has = f" that are served (it has {', '.join(others[:3])})" if others else ""
+        raise CannotPack(f"{source} has no weights{has}. Save the model with save_pretrained, as model.safetensors.")
     for each in weights.values():
         safe = [name for name in each if name.endswith(".safetensors")]
         kept += safe or each

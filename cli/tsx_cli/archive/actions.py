@@ -22,6 +22,7 @@ from tsx_archiver import (
 from tsx_archiver.limits import human
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY as HUGGINGFACE_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY
+from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.storage.cache import Cache
 from tsx_cli.archive.huggingface import is_pretrained, name_of
 from tsx_cli.archive.mlflow import default_name, is_mlflow
@@ -66,6 +67,11 @@ def _check_names(paths: Sequence[Path | None], name: str | None) -> None:
 def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, quiet: bool) -> Packed:
     """One file of the command line: packed, checked, or both."""
     if path is not None and _is_archive(path):
+        if not check_it and path.is_dir() and not (path / MANIFEST_PATH).is_file():
+            text = (
+                f"'{path}' has neither the config.json of Hugging Face's save_pretrained nor the MLmodel of MLflow, so it cannot be packed"
+            )
+            raise UsageError(f"{text}; save the model there again, or name its file: tsx archive FILE")
         if not check_it:
             raise UsageError(f"'{path}' is already an archive; `tsx archive inspect {path}` shows it, --check tests it")
         if order.belongs_to_packing():

@@ -163,7 +163,8 @@ def _read(file: str) -> bytes:
         return sys.stdin.buffer.read()
     source = Path(file)
     if not source.exists():
-        raise CliError(f"there is no file '{file}' to send")
+        text = "; to send text, write it to standard input: echo '...' | tsx predict MODEL -" if file[:1] in ("{", "[", '"') else ""
+        raise CliError(f"there is no file '{file}' to send{text}")
     if source.is_dir():
         raise CliError(f"'{file}' is a directory; name one file to send")
     return source.read_bytes()

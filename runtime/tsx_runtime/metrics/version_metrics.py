@@ -9,6 +9,7 @@ from itertools import accumulate
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.shadowing.mirror import Mirror
 from tsx_runtime.core.slo.attainment import SloReport
+from tsx_runtime.core.telemetry.generation import read_generation
 from tsx_runtime.core.telemetry.metricsconfig import MetricsConfig
 from tsx_runtime.core.telemetry.version_stats import BATCH_SIZE_BOUNDS, HandlerMetric, MetricKey
 from tsx_runtime.core.workers.instance import ResourceUsage
@@ -64,9 +65,17 @@ def _add_requests(families: Families, version: ModelVersion, model: Labels) -> N
     text = "values that a handler reported beyond the limits, by the name of the metric"
     families.add("tsx_handler_metric_drops_total", "counter", text, dropped)
     families.add("tsx_queue_depth", "gauge", "requests that wait for a worker", [(model, version.pending)])
+    text = "requests that wait for a worker, or in one that generates text for room in its engine: what more servers would begin at once"
+    families.add("tsx_requests_waiting", "gauge", text, [(model, _waiting(version))])
     if version.slo is None:  # with a latency target, it is a different one after each batch
         families.add("tsx_queue_capacity", "gauge", "requests that may wait (jobQueueSize)", [(model, version.queue_capacity)])
     families.add("tsx_requests_in_flight", "gauge", "requests accepted and not answered yet", [(model, version.in_flight)])
+
+
+def _waiting(version: ModelVersion) -> int:
+    """What a worker that has died last said of its engine counts for no more than workers have at all."""
+    engines = read_generation(version.stats.handler_metrics)
+    return version.pending + (0 if engines is None else min(int(engines.waiting), version.in_flight - version.pending))
 
 
 def _add_times(families: Families, version: ModelVersion, model: Labels, host: str) -> None:

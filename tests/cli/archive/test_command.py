@@ -415,6 +415,14 @@ def test_an_archive_is_not_packed_again(run: Run) -> None:
     assert "remove --name" in run("archive", "digits.mar", "--check", "--name", "x").err
 
 
+def test_a_directory_that_nothing_is_packed_of_says_what_is_missing(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "model.safetensors").write_bytes(b"")
+    ended = run("archive", tmp_path / "weights")
+    assert ended.code == 2
+    assert "has neither the config.json of Hugging Face's save_pretrained nor the MLmodel of MLflow" in ended.err
+
+
 def test_commands_read_archives_within_the_bounds_of_the_settings(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "constant.mar"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

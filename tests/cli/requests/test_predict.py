@@ -89,5 +89,6 @@ def test_for_programs_the_answer_is_json_or_text_or_base64(body: bytes, expected
 
 def test_a_file_that_cannot_be_sent_is_named(run: Run) -> None:
     assert run("predict", "m", "none.png").err == "Error: there is no file 'none.png' to send\n"
+    assert "echo '...' | tsx predict MODEL -" in run("predict", "m", '{"inputs": "x"}').err
     assert run("predict", "m", ".").err == "Error: '.' is a directory; name one file to send\n"
     assert run("predict", "m", "x", "--output", "y", "--json").code == 2

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -19,6 +21,7 @@ from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
 
 TEXT = zen().split("\n\n")[1][:120]
 REQUEST = {"inputs": TEXT[:12], "parameters": {"max_new_tokens": 80, "do_sample": False}}
+CONFIG = "minWorkers: 1\nmaxWorkers: 1\nhuggingface: {maxSequences: 2}\n"
 STREAM = json.dumps({**REQUEST, "stream": True}).encode()
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -27,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("processes")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     directory = tmp_path_factory.mktemp("generation")
-    model = generation_model(directory / "zen", character_model(directory / "weights", TEXT), config="minWorkers: 1\nmaxWorkers: 1\n")
+    model = generation_model(directory / "zen", character_model(directory / "weights", TEXT), config=CONFIG)
     environment = {"TSX_CACHE_DIR": str(directory / "cache"), "TSX_STATE_DIR": str(directory / "state")}
     with serving(["serve", model, *FREE_PORTS, *FREE_GRPC_PORTS], directory, environment) as running:
         yield running
@@ -85,6 +88,28 @@ def test_clients_that_leave_free_the_cache(server: Running, http: httpx.Client) 
     assert 'ModelVersion="1.0"' in labels
     assert 'adapter=""' in labels
     assert sum(samples(server, "tsx_generation_time_to_first_token_seconds_count").values()) > 10
+
+
+def test_what_waits_in_the_engine_is_counted_for_the_autoscaler(
+    server: Running, http: httpx.Client, until: Callable[[Callable[[], object]], None]
+) -> None:
+    def waiting() -> float:
+        return sum(samples(server, "tsx_requests_waiting").values())
+
+    def ask(_: int) -> None:
+        while not seen.is_set():
+            assert http.post("/predictions/zen", json=REQUEST).status_code == 200
+
+    seen = threading.Event()
+    with ThreadPoolExecutor(6) as clients:
+        answers = clients.map(ask, range(6))
+        try:
+            until(lambda: waiting() >= 2)
+            assert sum(samples(server, "tsx_queue_depth").values()) == 0
+        finally:
+            seen.set()
+        list(answers)
+    assert waiting() == 0
 
 
 def test_a_bad_request_is_refused_before_the_stream_begins(http: httpx.Client) -> None:

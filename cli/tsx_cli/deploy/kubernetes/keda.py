@@ -20,7 +20,7 @@ def scaled_object(spec: DeploySpec, metadata: dict[str, Any], behavior: dict[str
     series = f'{{namespace="{own.namespace}",service="{spec.name}"}}'
     queries: list[tuple[str, str, float]] = []
     if own.queue_target:
-        queries.append(("queue", f"sum(tsx_queue_depth{series})", own.queue_target))
+        queries.append(("queue", f"sum(tsx_requests_waiting{series})", own.queue_target))
     if keda.rate_target is not None:
         queries.append(("rate", keda.rate_query or f"sum(rate(tsx_requests_total{series}[1m]))", keda.rate_target))
     body: dict[str, Any] = {

@@ -237,7 +237,7 @@ def _autoscaler(spec: DeploySpec, labels: Mapping[str, str]) -> Manifest:
     metrics: list[Manifest] = []
     if own.queue_target:
         target = {"type": "AverageValue", "averageValue": canonical(str(own.queue_target))}
-        metrics.append({"type": "Pods", "pods": {"metric": {"name": "tsx_queue_depth"}, "target": target}})
+        metrics.append({"type": "Pods", "pods": {"metric": {"name": "tsx_requests_waiting"}, "target": target}})
     busy = {"type": "Utilization", "averageUtilization": own.cpu_target}
     metrics.append({"type": "Resource", "resource": {"name": "cpu", "target": busy}})
     body = {

@@ -7,7 +7,7 @@ import itertools
 import os
 import zipfile
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -83,6 +83,7 @@ class Registry:
         self.rollouts = RolloutController(traffic, self.state, stopping=lambda: self.stopping)
         self.recorders = RecordingManager(traffic, self.state, settings.record_headers)
         self.shadows = ShadowManager(traffic, self.plugins.comparisons)
+        self.loaded_on_request: Collection[str] = ()  # names of models that whoever set them registers when a request comes
         self.tracer: Tracer | None = None  # set before anything is served, where requests are traced
         self.stopping = False  # a stop was asked for: no balancer should send anything more
         self.gpus = gpu_count() if settings.number_of_gpu is None else min(settings.number_of_gpu, gpu_count())
@@ -116,6 +117,11 @@ class Registry:
     def warm_up(self, paths: Iterable[Path] = ()) -> None:
         """Have the process that workers come from import torch, and what `paths` will need, while the rest of the server starts."""
         self._starter.warm_up(exported=any(map(holds_exported_program, paths)))
+
+    @property
+    def names(self) -> list[str]:
+        """Of all models that can be asked for."""
+        return sorted({*self.models, *self.loaded_on_request})
 
     def _serving(self) -> Iterator[Channel]:
         for worker in [worker for version in self._table.all() for worker in version.workers]:

@@ -13,6 +13,8 @@ SHOWN = (
     "/predictions/{model}",
     "/explanations/{model}",
     "/v2/models/{model}/infer",
+    "/v1/chat/completions",
+    "/v1/embeddings",
     "/v1/models",
     "/models",
     "/models/{model}",

@@ -108,9 +108,9 @@ def _add_v1(router: APIRouter, registry: Registry) -> None:
 
     @router.get("/v1/models", summary="The names of all models", response_model=ModelNames)
     async def names() -> Response:
-        found = sorted(registry.models)
-        ids = [id for name in found for id in (name, *(f"{name}/{adapter}" for adapter in adapters_of(registry.find(name))))]
-        return json_answer(ModelNames(models=found, data=[OpenAIModel(id=id, created=started) for id in ids]))
+        adapters = {name: adapters_of(registry.find(name)) for name in registry.models}
+        ids = [id for name in registry.names for id in (name, *(f"{name}/{adapter}" for adapter in adapters.get(name, ())))]
+        return json_answer(ModelNames(models=registry.names, data=[OpenAIModel(id=id, created=started) for id in ids]))
 
     @router.get("/v1/models/{model:path}", summary="Is the model ready", response_model=NamedModel, responses=openapi.failures(404))
     async def model_ready(model: OpenAIName) -> Response:

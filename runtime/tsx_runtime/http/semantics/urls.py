@@ -133,7 +133,7 @@ def with_model(registry: Registry, target: Target, headers: Headers, body: Body)
     except (ModelNotFound, BadRequest) as error:
         about = error.message.removesuffix(".") if found.name else "Name the model in the field 'model'"
         stop = "" if about.endswith("?") else "."
-        raise type(error)(f"{about}{stop} Models here: {openai.listed(registry.models) or 'none'}.") from None
+        raise type(error)(f"{about}{stop} Models here: {openai.listed(registry.names) or 'none'}.") from None
 
 
 def _from_predictions(path: str) -> Target | None:

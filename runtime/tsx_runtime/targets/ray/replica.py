@@ -108,6 +108,7 @@ class ModelReplica:
             self._held = held.pop_all()
         self._load: Any = None
         if application.multiplexed is not None:
+            self._registry.loaded_on_request = list(self._models)
 
             async def load(name: str) -> SharedModel:
                 return await self._register(name)

@@ -12,7 +12,7 @@ from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import GenerationEngine
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
-from tsx_runtime.worker.generation.pretrained import PretrainedFiles, find_pretrained, loading, log_size, placed
+from tsx_runtime.worker.generation.pretrained import PretrainedFiles, check_vocabulary, find_pretrained, loading, log_size, placed
 from tsx_runtime.worker.handler_api.context import Context
 
 SMALL = 100_000_000  # parameters of a model
@@ -29,6 +29,7 @@ async def load(context: Context) -> TextGenerator:
         tokenizer = AutoTokenizer.from_pretrained(files.directory, trust_remote_code=files.trusted)
         has_defaults = (files.directory / "generation_config.json").is_file()
         defaults = GenerationConfig.from_pretrained(files.directory) if has_defaults else GenerationConfig.from_model_config(config)
+    check_vocabulary(tokenizer)
     text = config.get_text_config()
     ends = {defaults.eos_token_id, text.eos_token_id} if not isinstance(defaults.eos_token_id, list) else set(defaults.eos_token_id)
     end_tokens = sorted(id for id in ends | {tokenizer.eos_token_id} if isinstance(id, int))

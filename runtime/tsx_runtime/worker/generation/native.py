@@ -92,7 +92,8 @@ def _read(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[
     elif isinstance(inputs, list) and inputs and all(isinstance(each, dict) for each in inputs):
         prompt = generator.encode_chat(inputs)
     else:
-        raise InvalidInput('inputs must be a text, or a list of messages such as {"role": "user", "content": "Hello"}.')
+        chat = 'a list of messages such as {"role": "user", "content": "Hello"}'
+        raise InvalidInput(f"inputs must be a text, or {chat}. OpenAI's format goes to /v1/chat/completions.")
     most = request.parameters and request.parameters.max_new_tokens
     if most and len(prompt) < generator.context_length < len(prompt) + most:
         text = f"The prompt has {len(prompt)} tokens, and max_new_tokens is {most}, but the model's context has {generator.context_length}"

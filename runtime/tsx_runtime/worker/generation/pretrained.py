@@ -18,6 +18,7 @@ from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.handler_api.context import Context
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+SAVE_TOKENIZER = "Save it beside the weights: tokenizer.save_pretrained(DIRECTORY)."
 LOG_EVERY = 5.0  # seconds between two lines about progress
 
 logger = logging.getLogger("tsx.worker")
@@ -62,18 +63,27 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
 def loading(what: str, fault: str = "cannot be loaded") -> Iterator[None]:
     """What transformers and PEFT raise, as LoadError, and their progress bars as lines of the log."""
     try:
+        from safetensors import SafetensorError
         from transformers.utils import logging as bars  # an extra
 
         lines = {"file": _LogLines(), "mininterval": LOG_EVERY, "bar_format": "{desc}: {n_fmt} of {total_fmt}", "leave": False}
         before = bars.set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, **lines}))
         try:
             yield
+        except SafetensorError as error:
+            raise OSError(f"its safetensors cannot be read: {error}") from error
         finally:
             bars.set_tqdm_hook(before)
     except UnpicklingError as error:
         raise LoadError(f"{what} is a pickle that holds more than weights, so it is not read. Save it again as safetensors.") from error
     except (ImportError, RuntimeError, ValueError, KeyError, OSError) as error:
-        raise LoadError(f"{what} {fault}: {in_words(error)}{_hint(error)}") from error
+        raise LoadError(f"{what} {fault}: {in_words(error).rstrip('.')}.{_hint(error)}") from error
+
+
+def check_vocabulary(tokenizer: Any) -> None:
+    """Raises LoadError. Where a directory has no tokenizer, transformers may make one that knows no words."""
+    if len(tokenizer) <= len(set(tokenizer.all_special_tokens)):
+        raise LoadError(f"The model's directory has no tokenizer. {SAVE_TOKENIZER}")
 
 
 def log_size(directory: Path) -> None:
@@ -122,7 +132,9 @@ class _LogLines:
 def _hint(error: Exception) -> str:
     if isinstance(error, ImportError):
         extra = error.name if error.name in ("peft", "transformers") else None
-        return f". pip install 'tsx-serve[{extra}]'" if extra else " Install that package where tsx runs."
+        return f" pip install 'tsx-serve[{extra}]'" if extra else " Install that package where tsx runs."
     if "trust_remote_code" in str(error):
         return " The model brings code of its own: allow it with the setting trust_remote_code if you trust its author."
-    return ""
+    if "backend tokenizer" in str(error):
+        return f" {SAVE_TOKENIZER}"
+    return " Is the directory complete, as save_pretrained wrote it?" if isinstance(error, KeyError | OSError) else ""

@@ -88,7 +88,7 @@ def test_kustomize_builds_the_objects_of_the_specification(case: str, tmp_path: 
     if case == "keda":
         wanted["Deployment", "digits"]["spec"]["template"]["spec"]["containers"][0]["image"] = "digits:latest"
         query = built["staging"]["ScaledObject", "digits"]["spec"]["triggers"][0]["metadata"]["query"]
-        assert query == 'sum(tsx_queue_depth{namespace="models-staging",service="digits"})'
+        assert query == 'sum(tsx_requests_waiting{namespace="models-staging",service="digits"})'
         assert built["staging"]["HTTPRoute", "digits"]["spec"]["parentRefs"] == [{"name": "public", "namespace": "models-staging"}]
     assert built["production"] == wanted
     assert {each["metadata"]["namespace"] for each in built["staging"].values()} == {"models-staging"}

@@ -39,7 +39,7 @@ def test_pods_are_scaled_by_what_waits_and_by_what_arrives() -> None:
     scaled = objects(namespace="models", keda={"prometheus": PROMETHEUS, "rate_target": 20})["ScaledObject"]["spec"]
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"], "fallback" in scaled) == (2, 8, False)
     assert [(each["metadata"]["query"], each["metadata"]["threshold"]) for each in scaled["triggers"]] == [
-        ('sum(tsx_queue_depth{namespace="models",service="digits"})', "4"),
+        ('sum(tsx_requests_waiting{namespace="models",service="digits"})', "4"),
         ('sum(rate(tsx_requests_total{namespace="models",service="digits"}[1m]))', "20"),
     ]
 

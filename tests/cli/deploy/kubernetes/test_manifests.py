@@ -114,6 +114,7 @@ def test_a_route_leads_to_the_gateway_that_is_named() -> None:
 
 def test_a_burst_of_requests_may_double_the_pods_at_once() -> None:
     body = made()["HorizontalPodAutoscaler"]["spec"]
+    assert body["metrics"][0]["pods"]["metric"] == {"name": "tsx_requests_waiting"}
     assert body["metrics"][1]["resource"]["target"] == {"type": "Utilization", "averageUtilization": 80}
     assert body["behavior"]["scaleUp"] == {
         "stabilizationWindowSeconds": 0,

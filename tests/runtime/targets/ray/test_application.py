@@ -144,6 +144,9 @@ def test_models_share_replicas_and_the_one_used_longest_ago_makes_room(ray_serve
     for name in [*MANY, *MANY[:2]]:
         answer = ray_serve.post(f"/many/predictions/{name}")
         assert (answer.status_code, answer.json()["name"]) == (200, name)
+    assert ray_serve.get("/many/v1/models").json()["models"] == MANY  # whichever replica answers: each has loaded two at most
+    unknown = httpx.post(f"{ray_serve.address}/many/v1/embeddings", json={"model": "nobody", "input": "a"}, timeout=DEADLINE)
+    assert f"Models here: {', '.join(MANY)}." in unknown.json()["error"]["message"]
     assert ray_serve.post("/many/predictions/nobody").status_code == 404
     form = httpx.post(f"{ray_serve.address}/many/invocations", data={"model_name": MANY[2], "data": "1"}, timeout=DEADLINE)
     assert form.json()["name"] == MANY[2]

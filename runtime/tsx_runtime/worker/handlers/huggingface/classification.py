@@ -13,7 +13,16 @@ from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.pipelines import PipelineTask
 from tsx_runtime.worker.handlers.huggingface.requests import Reader
 from tsx_runtime.worker.handlers.huggingface.tasks import MOST_PARTS, Request, Unit
-from tsx_runtime.worker.handlers.huggingface.texts import EXAMPLE, a_text, check_length, check_pairs, check_text, text_cost
+from tsx_runtime.worker.handlers.huggingface.texts import (
+    EXAMPLE,
+    a_text,
+    beginning,
+    check_length,
+    check_pairs,
+    check_text,
+    shortened,
+    text_cost,
+)
 
 
 class TextPipelineTask(PipelineTask):
@@ -33,7 +42,12 @@ class TextPipelineTask(PipelineTask):
         return TaskRequest(EXAMPLE, {})
 
     def units_of(self, position: int, request: Request) -> list[Unit]:
-        return [check_length(unit, self.loaded) for unit in super().units_of(position, request)]
+        units = super().units_of(position, request._replace(inputs=self.shortened(request)))
+        return [check_length(unit, self.loaded) for unit in units]
+
+    def shortened(self, request: Request) -> list[Any]:
+        """The inputs, with as much of each as the model reads. Raises ValueError."""
+        return [beginning(self.loaded, text) for text in request.inputs]
 
     def length(self, tensors: Mapping[str, Any]) -> int:
         return int(tensors["input_ids"].shape[1])
@@ -56,6 +70,14 @@ class TextClassification(TextPipelineTask):
             if isinstance(each, dict) and set(each) != {"text", "text_pair"}:
                 raise InvalidInput('A pair of texts is {"text": "...", "text_pair": "..."}.')
         return [{name: a_text(each[name], name) for name in each} if isinstance(each, dict) else a_text(each) for each in inputs]
+
+    def shortened(self, request: Request) -> list[Any]:
+        return [
+            dict(zip(("text", "text_pair"), shortened(self.loaded, each["text"], each["text_pair"]), strict=True))
+            if isinstance(each, dict)
+            else beginning(self.loaded, each)
+            for each in request.inputs
+        ]
 
     def options(self, request: Request) -> dict[str, Any]:
         return {"top_k": None, **super().options(request)}
@@ -114,6 +136,9 @@ class TokenClassification(TextPipelineTask):
                 check_text(text, room - stride)
         return super().units_of(position, request)
 
+    def shortened(self, request: Request) -> list[Any]:
+        return list(request.inputs) if "stride" in request.parameters else super().shortened(request)
+
 
 class FillMask(TextPipelineTask):
     parameters: Mapping[str, Reader] = {"top_k": read.whole(1, 1000), "targets": read.labels, "truncation": read.truncation}
@@ -124,6 +149,12 @@ class FillMask(TextPipelineTask):
             raise InvalidInput(f"The input has no {mask}, which stands for the word to be found.")
         if (wanted := sum(text.count(mask) for text in texts) * parameters.get("top_k", 5)) > MOST_PARTS:
             raise InvalidInput(f"That are {wanted} words to propose; at most {MOST_PARTS} are. Send fewer {mask} or a lower `top_k`.")
+        return texts
+
+    def shortened(self, request: Request) -> list[Any]:
+        texts, mask = super().shortened(request), self.loaded.tokenizer.mask_token
+        if not all(mask in text for text in texts):
+            raise ValueError(f"The input has no {mask} in its first {self.loaded.most_tokens} tokens; the model takes no more. Send less.")
         return texts
 
     def options(self, request: Request) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tsx_archiver.metadata.huggingface import MODULES, family
-from tsx_runtime.worker.generation.pretrained import PretrainedFiles, adapter_view, loading, log_size, placed
+from tsx_runtime.worker.generation.pretrained import PretrainedFiles, adapter_view, check_vocabulary, loading, log_size, placed
 from tsx_runtime.worker.handlers.huggingface.batches import Budget, budget_of
 
 AUTO = {  # tasks that transformers has no pipeline for, or whose pipeline is not used: the class that loads their model
@@ -72,7 +72,8 @@ def load(files: PretrainedFiles) -> Loaded:
 
 
 def _prepare(tokenizer: Any, model: Any) -> None:
-    """Rows get a padding that models can mask, and no more tokens than the model has positions."""
+    """Rows get a padding that models can mask, and no more tokens than the model has positions. Raises LoadError."""
+    check_vocabulary(tokenizer)
     positions = getattr(model.config, "max_position_embeddings", None)
     if isinstance(positions, int):
         for name, module in model.named_modules():

@@ -78,7 +78,9 @@ def read_document(document: Any, fields: Collection[str]) -> TaskRequest:
         inputs = {name: document[name] for name in fields if name in document} or None
     if inputs is None:
         wanted = f" or {', '.join(sorted(fields))}" if fields else ""
-        raise InvalidInput(f"The request has no `inputs`{wanted}, but {', '.join(map(repr, document)) or 'nothing'}.")
+        raise InvalidInput(
+            f'The request has no `inputs`{wanted}, but {", ".join(map(repr, document)) or "nothing"}. Send {{"inputs": ...}}.'
+        )
     parameters = document.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise InvalidInput(f"`parameters` is a {_kind(parameters)}; it must be an object.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.tasks import MOST_PARTS, Request, Task, Unit, each_or_bad
 
 MOST_PAIRED = 10_000_000  # characters of all pairs of a request, whose texts are tokenized with each of the others
+PIECE = 8  # characters for each token that the model takes: of longer texts only as much is tokenized as the model reads
+FAR = 8  # words of a tokenizer
 EXAMPLE = ["Warm-up", "The first request is as fast as the tenth."]
 
 
@@ -68,9 +71,9 @@ class TextTask(Task):
         before = getattr(self.tokenizer, "src_lang", None)
         if first.language is not None:
             self.tokenizer.src_lang = first.language
-        pairs = None if first.pair is None else [row.pair for row in rows]
+        texts, pairs = (list(column) for column in zip(*(shortened(self.loaded, row.text, row.pair) for row in rows), strict=True))
         try:
-            columns = self.tokenizer([row.text for row in rows], pairs, truncation=first.cut, verbose=False)
+            columns = self.tokenizer(texts, None if first.pair is None else pairs, truncation=first.cut, verbose=False)
         finally:
             if first.language is not None:
                 self.tokenizer.src_lang = before
@@ -106,11 +109,43 @@ def check_text(text: str, step: int) -> None:
         raise ValueError(f"The text has {len(text)} characters: too many for parts that begin {step} tokens apart. Let them overlap less.")
 
 
+def beginning(loaded: Loaded, text: str) -> str:
+    """Of a text that is much longer than the model takes a part from its start, which has more tokens than that; the first are the text's.
+
+    A cut changes tokens near to it. Others have words behind them, with a character that is neither a digit nor a space: the expressions
+    that split texts into words look ahead over a run of digits, or of spaces.
+    """
+    most = loaded.most_tokens
+    if most is None or len(text) <= PIECE * most or loaded.tokenizer.truncation_side != "right":
+        return text
+    size = PIECE * most
+    while size < len(text):
+        encodings = loaded.tokenizer(text[:size], add_special_tokens=False, verbose=False).encodings
+        if not encodings:  # a tokenizer in Python, which does not say what its words are
+            break
+        words = encodings[0].word_ids
+        if len(words) > most:
+            behind = text[encodings[0].offsets[most][0] : size]
+            count = words[-1] - words[most] if words[-1] else len(behind.split())  # to some tokenizers a text is one word
+            if count > FAR and re.search(r"[^\s\d]", behind):
+                return text[:size]
+        size *= PIECE
+    return text
+
+
+def shortened(loaded: Loaded, text: str, pair: str | None = None) -> tuple[str, str | None]:
+    """As much as the model reads. Of a pair of which both are long that depends on both lengths, so these stay."""
+    if pair is None:
+        return beginning(loaded, text), None
+    one, other = beginning(loaded, text), beginning(loaded, pair)
+    return (text, pair) if len(one) < len(text) and len(other) < len(pair) else (one, other)
+
+
 def check_length(unit: Unit, loaded: Loaded) -> Unit:
     """Raises ValueError where it is longer than the model takes."""
     if loaded.most_tokens is not None and unit.length > loaded.most_tokens:
         raise ValueError(
-            f"The input has {unit.length} tokens; the model takes at most {loaded.most_tokens}. "
+            f"The input has at least {unit.length} tokens; the model takes at most {loaded.most_tokens}. "
             "Send less, or have it cut by the parameter `truncation`: true, where the task has it."
         )
     return unit
@@ -127,5 +162,5 @@ def check_pairs(texts: Sequence[str], others: Sequence[str]) -> None:
 def text_cost(loaded: Loaded, rows: Sequence[tuple[str, str | None]]) -> int:
     """Of a row no more than the model reads of it. A text that is in several rows is tokenized once."""
     most, special = loaded.most_tokens or 1 << 40, [loaded.tokenizer.num_special_tokens_to_add(pair) for pair in (False, True)]
-    count = cache(lambda text: len(loaded.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]))
+    count = cache(lambda text: len(loaded.tokenizer(beginning(loaded, text), add_special_tokens=False, verbose=False)["input_ids"]))
     return sum(min(count(text) + (0 if pair is None else count(pair)) + special[pair is not None], most) for text, pair in rows)

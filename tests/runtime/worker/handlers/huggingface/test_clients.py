@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -130,6 +131,19 @@ def test_what_a_transcription_costs_is_no_field_of_it(served: Get) -> None:
 def test_what_cannot_be_loaded_is_said(model_root: Path, tmp_path: Path, task: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(LoadError, match=message):
         start(huggingface_models.model("bert-classification", model_root), task, tmp_path, config)
+
+
+def test_a_directory_that_is_not_complete_is_refused_with_what_to_do(model_root: Path, tmp_path: Path) -> None:
+    source = huggingface_models.model("bert-classification", model_root)
+    for number, (left_out, message) in enumerate(
+        [("tokenizer", "has no tokenizer. Save it beside the weights: tokenizer.save_pretrained"), ("", "Is the directory complete")]
+    ):
+        place = tmp_path / str(number)
+        shutil.copytree(source, place / "m", ignore=shutil.ignore_patterns(f"{left_out}*") if left_out else None)
+        if not left_out:
+            os.truncate(place / "m" / "model.safetensors", 1000)
+        with pytest.raises(LoadError, match=re.escape(message)):
+            start(place / "m", "text-classification", place)
 
 
 def files_of(directory: Path) -> PretrainedFiles:

@@ -187,7 +187,7 @@ BAD = [
     ("bert-classification", "text-classification", {"inputs": []}, "`inputs` is empty"),
     ("bert-classification", "text-classification", {"inputs": " "}, "is empty"),
     ("bert-classification", "text-classification", {"inputs": 5}, "must be text"),
-    ("bert-classification", "text-classification", {"input": "x"}, "has no `inputs`"),
+    ("bert-classification", "text-classification", {"input": "x"}, "has no `inputs`, but 'input'. Send"),
     ("bert-classification", "text-classification", {"inputs": "x", "parameters": {"topk": 1}}, "has no parameter 'topk'; it takes"),
     (
         "bert-classification",
