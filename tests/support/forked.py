@@ -32,7 +32,9 @@ from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.support import line_coverage  # isort: skip  # noqa: F401  # before the product
+import psutil
+
+from tests.support import line_coverage  # isort: skip  # before the product
 from tsx_runtime.core.isolation import hidden_credentials
 
 COMMANDS = {"tsx": "tsx_cli.main", "torchserve": "tsx_cli.serve.torchserve"}
@@ -53,7 +55,10 @@ IMPORTED = (
     "uvicorn.lifespan.off",
     "uvloop",
 )
+STARTERS = {"bench", "check", "optimize"}  # commands that start programs of Python themselves
+RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"  # where torchrun starts its programs
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # as workers of a real server have it; read when torch is imported
+HUB = {name: value for name, value in os.environ.items() if name.startswith("HF_")}  # read when huggingface_hub is imported
 NUMBER = struct.Struct("!I")
 MOST_FILES = 16  # that a program is given
 
@@ -80,6 +85,8 @@ class Popen(subprocess.Popen[Any]):
         with theirs:
             order = {"program": program, "cwd": os.fspath(cwd or Path.cwd()), "environment": environment, "session": in_session}
             order |= {"files": resource.getrlimit(resource.RLIMIT_NOFILE), "passed": list(pass_fds)}
+            blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+            order |= {"blocked": blocked, "cores": list(os.sched_getaffinity(0))}
             self.pid = self._fork(order, [*streams, *pass_fds, theirs.fileno()])
         self._child_created = True
         self._close_pipe_fds(*rest[3:9])  # type: ignore[attr-defined]  # private
@@ -110,6 +117,31 @@ class Popen(subprocess.Popen[Any]):
         return self.pid, NUMBER.unpack(status)[0] if status else signal.SIGKILL
 
 
+def start_for_multiprocessing(args: Sequence[Any], **options: Any) -> subprocess.Popen[Any]:
+    """`python OPTIONS -c CODE`: a fork server comes from the process that programs are forked from, with all that it has imported."""
+    words = [os.fsdecode(word) for word in args]
+    code = words[words.index("-c") + 1]
+    if line_coverage.FORK_SERVER not in code or sys.platform != "linux":
+        return line_coverage.Popen(args, **options)
+    server = Popen([sys.executable, "-c", code], pass_fds=options["pass_fds"], env=options["env"], restore_signals=False)
+    _fork_servers[server.pid] = server
+    return server
+
+
+def wait_for_fork_server(pid: int, options: int) -> tuple[int, int]:
+    """`os.waitpid` as multiprocessing calls it, for one that is no child of this process."""
+    server = _fork_servers.get(pid)
+    if server is None or server._ended is None:
+        return os.waitpid(pid, options)
+    ended = server._try_wait(options)
+    if not ended[0] and (not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE):
+        ended = server._try_wait(0)  # it is about to be told
+    return ended
+
+
+_fork_servers: dict[int, Popen] = {}
+
+
 def run(
     command: Sequence[Any], *, input: str | None = None, timeout: float | None = None, **options: Any
 ) -> subprocess.CompletedProcess[Any]:
@@ -130,7 +162,9 @@ SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen, "run":
 
 
 def _begins_otherwise(environment: Mapping[str, str] | None) -> bool:
-    """Whether PYTHONPATH has a sitecustomize, or something in the place of what is imported already."""
+    """Whether PYTHONPATH has a sitecustomize, or something in the place of what is imported already, or what that has read is set."""
+    if any(name.startswith("HF_") and value != HUB.get(name) for name, value in (environment or os.environ).items()):
+        return True
     if environment is None:
         return False
     own, given = (set(variables.get("PYTHONPATH", "").split(os.pathsep)) - {""} for variables in (os.environ, environment))
@@ -194,9 +228,14 @@ def _forker() -> Forker:
     return _made[0]
 
 
-def get_ready() -> None:
+def get_ready(more: Sequence[str] = ()) -> None:
     for name in IMPORTED:
         importlib.import_module(name)
+    logging.disable()  # they have something to say about this machine
+    for name in more:
+        with contextlib.suppress(ImportError):  # an extra
+            importlib.import_module(name)
+    logging.disable(logging.NOTSET)
     gc.collect()
     gc.freeze()
 
@@ -243,10 +282,13 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
         os.closerange(number + 1, following)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    signal.pthread_sigmask(signal.SIG_SETMASK, order["blocked"])
+    os.sched_setaffinity(0, order["cores"])
     if "forker" in order:
-        _made.append(Forker(socket.socket(fileno=order["forker"])))
+        _made[:] = [Forker(socket.socket(fileno=order["forker"]))]
         os.set_inheritable(order["forker"], False)
+    elif _starts_programs(*order["program"]):
+        _have_forker()
     if order["session"]:
         os.setsid()
     resource.setrlimit(resource.RLIMIT_NOFILE, order["files"])
@@ -259,6 +301,29 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     _open_streams()
     hidden_credentials.Popen = _fork_program  # type: ignore[assignment]  # of a server: its fork server and resource tracker
     _end(lambda: _run(*order["program"]))
+
+
+def _starts_programs(kind: str, what: str, *arguments: str) -> bool:
+    words = arguments[1:] if kind == "main" else arguments
+    return (what.startswith("tsx_cli") and not STARTERS.isdisjoint(words[:1])) or (kind == "-c" and '"group":' in "".join(words[:1]))
+
+
+def _have_forker() -> None:
+    """Of this program's own, which is their parent and ends with it: a process such as this one is now, before it does anything."""
+    ours, theirs = socket.socketpair()
+    if not os.fork():
+        kept = os.dup2(theirs.fileno(), 3, inheritable=False) if theirs.fileno() != 3 else 3
+        os.closerange(4, max(1024, ours.fileno(), theirs.fileno()) + 1)
+        with open(os.devnull, "r+b") as nothing:
+            for number in range(3):
+                os.dup2(nothing.fileno(), number)
+        serve(socket.socket(fileno=kept))
+        os._exit(0)
+    theirs.close()
+    _made[:] = [Forker(ours)]
+    subprocess.Popen = Popen  # type: ignore[misc]
+    if RANKS in sys.modules:
+        sys.modules[RANKS].Popen = Popen  # type: ignore[attr-defined]
 
 
 def _fork_program(
