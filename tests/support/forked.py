@@ -22,6 +22,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -295,6 +296,7 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    tempfile.tempdir = None  # as its environment says
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     if order["program"][0] == "-c":
         sys.path.insert(0, "")
