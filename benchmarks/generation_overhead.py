@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, ContinuousBatchingConfig
+from transformers.generation.continuous_batching import continuous_api
+from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.support.language_models import bpe_tokenizer, llama
@@ -47,6 +49,9 @@ class Bare:
         generation = copy.deepcopy(model.generation_config)
         generation.update(do_sample=False, eos_token_id=-1)
         self.manager = model.init_continuous_batching(generation, config)
+        ours, continuous_api.ModelRunner = continuous_api.ModelRunner, ModelRunner
+        self.manager.batch_processor = self.manager._create_batch_processor()
+        continuous_api.ModelRunner = ours
         with torch.inference_mode():
             self.manager.start()
         self._names = map(str, itertools.count())

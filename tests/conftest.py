@@ -30,6 +30,8 @@ from tsx_runtime.shared.cores import cpu_count
 if TYPE_CHECKING:
     from tests.support.platforms.aws import Account
 
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asks for GPUs so that the processes that are forked later can still use them
+
 
 @pytest.fixture(autouse=True, scope="session")
 def without_own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:

@@ -4,22 +4,23 @@ import os
 import socket
 import sys
 
+import torch
+
 server, directory, task, port, processes = sys.argv[1:]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load():
     """A function from texts to answers."""
-    import torch
-
     torch.set_num_threads(max(1, os.cpu_count() // int(processes)))
     if task == "sentence-similarity":
         from sentence_transformers import SentenceTransformer
 
-        model = SentenceTransformer(directory, device="cpu")
+        model = SentenceTransformer(directory, device=DEVICE)
         return lambda texts: model.encode(texts, batch_size=16, show_progress_bar=False).tolist()
     from transformers import pipeline
 
-    classify = pipeline(task, model=directory, device="cpu", truncation=True, top_k=None)
+    classify = pipeline(task, model=directory, device=DEVICE, truncation=True, top_k=None)
     return lambda texts: classify(texts, batch_size=16)
 
 
@@ -63,7 +64,7 @@ if server == "LitServe":  # whose processes with the model import this module ag
 
 
 def serve_litserve():
-    served = litserve.LitServer(Model(max_batch_size=16, batch_timeout=0.005), accelerator="cpu", workers_per_device=int(processes))
+    served = litserve.LitServer(Model(max_batch_size=16, batch_timeout=0.005), accelerator=DEVICE, workers_per_device=int(processes))
     served.run(host="127.0.0.1", port=int(port), num_api_servers=1, generate_client_file=False, log_level="error")
 
 

@@ -55,7 +55,7 @@ def tiny_llama(directory: Path, seed: int = 0, **config: Any) -> Path:
     return directory
 
 
-def llama(vocabulary: int, end: int, pad: int, seed: int = 0, **config: Any) -> Any:
+def llama(vocabulary: int, end: int, pad: int, seed: int = 0, dtype: str = "float32", **config: Any) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -63,7 +63,7 @@ def llama(vocabulary: int, end: int, pad: int, seed: int = 0, **config: Any) -> 
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "tie_word_embeddings": True, "initializer_range": 0.2}
     tokens = {"vocab_size": vocabulary, "bos_token_id": None, "eos_token_id": end, "pad_token_id": pad}
-    return LlamaForCausalLM(LlamaConfig(**(sizes | tokens | config))).eval()
+    return LlamaForCausalLM(LlamaConfig(**(sizes | tokens | config))).to(getattr(torch, dtype)).eval()
 
 
 def lora_adapter(base: Path, directory: Path, seed: int = 1) -> Path:

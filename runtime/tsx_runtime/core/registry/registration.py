@@ -15,7 +15,7 @@ from tsx_runtime.core.environments.venvs import Environments, ModelEnvironment
 from tsx_runtime.core.isolation.config import isolation_of
 from tsx_runtime.core.models.handlers import chosen_handler
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.models.plan import NOTHING_OWN, RegisterOrder, VersionPlan, has_workers, plan, with_own_settings
+from tsx_runtime.core.models.plan import NOTHING_OWN, RegisterOrder, VersionPlan, has_workers, plan, task_workers, with_own_settings
 from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable
@@ -169,6 +169,8 @@ class Registrar:
         order = with_own_settings(order, self._settings.models.get(name))
         own = self._settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
         handler = chosen_handler(archive, order.handler, self._settings.default_service_handler)
+        if order.default_workers is None:
+            order = replace(order, default_workers=task_workers(archive.directory, handler))
         config = replace(archive.config, async_communication=True) if handler == GENERATION_HANDLER else archive.config
         chosen = plan(order, config, self._settings, self._host.gpus, own, handler)
         chosen = _with_policy(chosen, name, archive.config.batch_policy, self._host.batch_policies)

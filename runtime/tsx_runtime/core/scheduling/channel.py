@@ -129,7 +129,8 @@ class Channel(asyncio.BufferedProtocol):
         """Ask for a sign of life; `pings` is 0 again when it is there."""
         assert self._transport is not None
         self.pings += 1
-        self._transport.writelines(wire.encode(wire.Kind.PING, 0))
+        if not self._transport.is_closing():
+            self._transport.writelines(wire.encode(wire.Kind.PING, 0))
 
     def close(self) -> None:
         """The worker ends when it has read to the end; `closed` tells when it has let go of the socket."""

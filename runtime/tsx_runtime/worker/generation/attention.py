@@ -1,4 +1,4 @@
-"""Attention of a step on a CPU: by sequence where there are many, since transformers' own computes all queries against all keys."""
+"""Attention of a step by sequence: without the package flash-attn, transformers computes all queries against all keys, under a mask."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
+from transformers.generation.continuous_batching.utils import find_head_dim
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 FEW = 1 << 14  # pairs of a query and a key for each thread: up to so many, one call with a mask is faster than a call for each sequence
+FLASH = "torch_flash"  # where a name has `flash`, transformers makes no mask, and records CUDA graphs
 
 
 def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any) -> tuple[torch.Tensor, None]:
@@ -31,6 +34,40 @@ def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: An
     return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
 
 
+def attend_on_gpu(
+    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any
+) -> tuple[torch.Tensor, None]:
+    """As `attend`, by the kernel that comes with torch, in fp16 or bf16. A sequence's queries are its last tokens."""
+    heads = (each[0].transpose(0, 1) for each in (query, key, value))
+    bounds = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
+    return torch.ops.aten._flash_attention_forward(*heads, *bounds, 0.0, True, False, scale=scaling)[0][None], None
+
+
+def choose(model: Any) -> None:
+    """Let a model on a GPU attend by `attend_on_gpu`, unless transformers finds a package that does it too, or the model needs more."""
+    config = model.config.get_text_config()
+    layers = getattr(config, "layer_types", None)
+    if (
+        model.device.type == "cuda"
+        and model.dtype in (torch.float16, torch.bfloat16)
+        and model.config._attn_implementation == "sdpa"
+        and model._supports_flash_attn
+        and not getattr(model, "_compatible_flash_implementations", None)  # attention sinks
+        and getattr(config, "attn_logit_softcapping", None) is None
+        and (set(layers) == {"full_attention"} if layers else getattr(config, "sliding_window", None) is None)
+        and getattr(config, "kv_lora_rank", None) is None  # heads of keys and values differ in size
+        and find_head_dim(config) % 8 == 0
+        and find_head_dim(config) <= 256
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(model.device) >= (8, 0)
+        and not is_flash_attn_3_available(kernels_fallback_ok=True)
+        and not is_flash_attn_2_available(kernels_fallback_ok=True)
+    ):
+        model.config._attn_implementation = FLASH
+
+
 def register() -> None:
-    """In place of transformers' `sdpa`, for this process."""
+    """`attend` in place of transformers' `sdpa`, for this process."""
     AttentionInterface.register("sdpa", attend)
+    AttentionInterface.register(FLASH, attend_on_gpu)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each number of keys, which each step changes

@@ -7,100 +7,138 @@ a function of seed, position and token, so an answer can be repeated, whoever sh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from transformers.generation.continuous_batching.cb_logits_processors import ContinuousBatchingLogitsProcessorList
+from transformers.generation.continuous_batching.model_runner import ModelRunner
+from transformers.generation.continuous_batching.utils import stream_context
 from transformers.generation.logits_process import LogitsProcessorList
 
 from tsx_runtime.worker.generation.interface import Sampling, TokenLogprob
 
 MIX = tuple(factor - (1 << 64) for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))  # splitmix64's, signed
-ROWS = ("temperature", "top_p", "top_k", "seed", "position")  # of the batch's inputs: two of fp32 and three of int32
 BITS = 23  # of a random number; with one more, the largest would round to 1 in fp32
+GREEDY = {"temperature": 0.0, "logprobs": -1}  # the arguments of transformers' own requests, which warm up
+
+
+class NextToken(NamedTuple):
+    """A row of the scores."""
+
+    sequence: str
+    position: int
+    arguments: dict[str, Any]  # those of `sampling_arguments`
 
 
 class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types here
-    """All processors of an engine: those that the model's own configuration calls for, and then its own work.
+    """All processors of an engine: those that the model's own configuration calls for, and then its own work."""
 
-    Each parameter is a row of the batch's inputs, from where a CUDA graph reads it. `eager`: no graph is captured, so it does only what
-    the batch needs, and tells logprobs.
-    """
-
-    def __init__(self, others: list[Any], eager: bool) -> None:
+    def __init__(self, others: list[Any]) -> None:
         super().__init__(LogitsProcessorList(others))
-        self._others = len(self.logits_processor) > 0
-        self._first = self.tensors_required  # row
-        self.tensors_required += len(ROWS)
         self.do_processing = True
-        self.eager = eager
-        self._requests: list[Any] = []
-        self._draws = False
-        self._logprobs: dict[str, tuple[torch.Tensor, int]] = {}
+        self.rows: list[NextToken] = []  # of the batch
+        self.only_continues = False  # it has a token of each sequence, and no prompts
+        self._logprobs: defaultdict[str, deque[tuple[torch.Tensor, int]]] = defaultdict(deque)
 
     def check_kwargs(self, kwargs: dict[str, Any]) -> None:
         """They are `sampling_arguments`."""
 
-    def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
-        super().fill_defaults(int32_tensor)
-        int32_tensor[self._first :].zero_()
-
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
-        if self._others:
-            super().prepare_tensor_args(requests_in_batch, arg_storage)
-        self._requests = [request.state for request in requests_in_batch if request.has_new_token]
-        arguments = [state.logit_processor_kwargs for state in self._requests]
-        self._draws = not self.eager or any(each["temperature"] > 0 for each in arguments)
-        if self._draws:
-            size = len(arguments)
-            floats = torch.tensor([[each[name] for each in arguments] for name in ROWS[:2]], dtype=torch.float32).view(2, size)
-            wholes = [[each[name] for each in arguments] for name in ROWS[2:4]] + [[state.position_offset for state in self._requests]]
-            rows = torch.cat([floats.view(torch.int32), torch.tensor(wholes, dtype=torch.int32).view(3, size)])
-            arg_storage[self._first :, :size] = rows.to(arg_storage.device)
-        return arg_storage
+        states = [request.state for request in requests_in_batch if request.has_new_token]
+        self.rows = [NextToken(state.request_id, state.position_offset, state.logit_processor_kwargs or GREEDY) for state in states]
+        self.only_continues = all(request.query_length == 1 for request in requests_in_batch)
+        return super().prepare_tensor_args(requests_in_batch, arg_storage) if self.logits_processor else arg_storage
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: torch.Tensor) -> torch.Tensor:
-        if self._others:
-            scores = super().__call__(input_ids, scores, logits_processor_args)
-        rows = logits_processor_args[self._first :, : len(scores)].unsqueeze(-1)
-        if not self.eager:
-            chosen = draw(scores, rows, scores.shape[-1], sort=True)
-            return torch.where(rows[0].view(torch.float32) > 0, torch.full_like(scores, -torch.inf).scatter(-1, chosen, 0.0), scores)
-        for index, state in enumerate(self._requests):
-            if (others := state.logit_processor_kwargs["logprobs"]) >= 0:
-                self._logprobs[state.request_id] = scores[index].log_softmax(-1), others
-        if self._draws:
-            arguments = [(index, state.logit_processor_kwargs) for index, state in enumerate(self._requests)]
-            drawn = [(index, each) for index, each in arguments if each["temperature"] > 0]
-            chosen_rows = torch.tensor([index for index, _ in drawn])
-            limits = [each["top_k"] or scores.shape[-1] for _, each in drawn]
-            width = min(max(limits), scores.shape[-1])
-            sort = min(limits) < scores.shape[-1] or any(each["top_p"] < 1 for _, each in drawn)
-            chosen = draw(scores[chosen_rows], rows[:, chosen_rows], width, sort)
+        scores = super().__call__(input_ids, scores, logits_processor_args)
+        for index, row in enumerate(self.rows):
+            if row.arguments["logprobs"] >= 0:
+                self._logprobs[row.sequence].append((scores[index].log_softmax(-1), row.arguments["logprobs"]))
+        drawn = [(index, row) for index, row in enumerate(self.rows) if row.arguments["temperature"] > 0]
+        if drawn:
+            chosen_rows = _on(scores, [index for index, _ in drawn], torch.int64)
+            chosen = draw(scores[chosen_rows], [row for _, row in drawn])
             scores = scores.index_fill(0, chosen_rows, -torch.inf)
-            scores[chosen_rows, chosen[:, 0]] = 0.0
+            scores[chosen_rows, chosen] = 0.0
         return scores
 
-    def take_logprobs(self) -> Mapping[str, tuple[torch.Tensor, int]]:
-        """Of the last step, by request: those of all tokens as the model gives them, without temperature and noise."""
-        taken, self._logprobs = self._logprobs, {}
+    def take_logprobs(self, sequence: str, finished: bool) -> tuple[torch.Tensor, int] | None:
+        """Of its oldest step that nobody has taken: those of all tokens as the model gives them, without temperature and noise."""
+        waiting = self._logprobs.get(sequence)
+        taken = waiting.popleft() if waiting else None
+        if finished:
+            self.forget([sequence])
         return taken
 
+    def forget(self, sequences: Sequence[str]) -> None:
+        for sequence in sequences:
+            self._logprobs.pop(sequence, None)
 
-def draw(scores: torch.Tensor, rows: torch.Tensor, width: int, sort: bool) -> torch.Tensor:
-    """The token of each sequence, of shape (sequences, 1). `width`: no top-k is larger. `sort`: there is a top-k or top-p to keep to."""
-    temperature, top_p = rows[0].view(torch.float32), rows[1].view(torch.float32)
-    top_k, seed, position = rows[2:]
-    scores = scores / temperature.clamp(min=1e-6)
-    tokens = torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
-    if sort:
-        scores, tokens = scores.topk(width, dim=-1)
-        limit = torch.where(top_k > 0, top_k, width)
-        scores = scores.masked_fill(torch.arange(width, device=scores.device) >= limit, -torch.inf)
+
+class SamplingRunner(ModelRunner):  # type: ignore[misc]  # as above
+    """Samples after the model's step instead of within it. A CUDA graph repeats all that it was recorded with: here it is the model alone.
+
+    Graphs run the steps that only continue sequences; those with prompts have ever new sizes, and recording takes as long as many steps.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._logits: list[torch.Tensor] = []  # of this step, and the second of its recording
+        self._recorded: dict[Any, torch.Tensor] = {}  # where each graph leaves its logits
+
+    def compute_batch(self, model: Any, batch_data: dict[str, Any]) -> None:
+        self._logits.clear()
+        super().compute_batch(model, batch_data)
+        if len(self._logits) == 2:
+            self._recorded[self.inputs_and_outputs.get_graph()] = self._logits.pop()
+        logits = self._logits.pop() if self._logits else self._recorded[self.inputs_and_outputs.get_graph()]
+        count = len(self.logit_processor.rows)
+        if not count:
+            return
+        with stream_context(self.inputs_and_outputs.compute_stream):
+            indices = batch_data["logits_indices"]
+            scores = (logits if "logits_to_keep" in batch_data else logits[:, indices])[0, :count].float()
+            scores = self.logit_processor(
+                batch_data["input_ids"][0, indices[:count]], scores, batch_data["logits_processor_args"][:, :count]
+            )
+            *_, output_ids = self.inputs_and_outputs.get_cb_kwargs()
+            self._sample(scores[None], output_ids)
+
+    def _get_forward_fn(self, use_block_table: bool) -> tuple[Callable[..., None], bool]:
+        forward, use_graph = super()._get_forward_fn(use_block_table)
+        return forward, use_graph and self.logit_processor.only_continues
+
+    def _forward_process_and_sample(self, model: Any, batch_data: dict[str, Any], *tokens: torch.Tensor) -> None:
+        carry_over_ids, previous_output_ids, _ = tokens
+        self.inputs_and_outputs.carry_over_tokens(batch_data["input_ids"], carry_over_ids, previous_output_ids)
+        self._logits.append(model(**batch_data).logits)
+
+
+def draw(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor:
+    """The token of each sequence, of shape (sequences,)."""
+    arguments = [row.arguments for row in rows]
+    size = scores.shape[-1]
+    limits = [min(each["top_k"] or size, size) for each in arguments]
+    scores = scores / _on(scores, [[max(each["temperature"], 1e-6)] for each in arguments], torch.float32)
+    tokens = torch.arange(size, device=scores.device).expand_as(scores)
+    if min(limits) < size or any(each["top_p"] < 1 for each in arguments):
+        scores, tokens = scores.topk(max(limits), dim=-1)
+        limit = _on(scores, [[each] for each in limits], torch.int64)
+        scores = scores.masked_fill(torch.arange(scores.shape[-1], device=scores.device) >= limit, -torch.inf)
         likely = scores.softmax(-1)
-        scores = scores.masked_fill(likely.cumsum(-1) - likely >= top_p, -torch.inf)
-    return tokens.gather(-1, (scores + gumbel(seed, position, tokens)).argmax(-1, keepdim=True))
+        scores = scores.masked_fill(
+            likely.cumsum(-1) - likely >= _on(scores, [[each["top_p"]] for each in arguments], torch.float32), -torch.inf
+        )
+    seeds = _on(scores, [[each["seed"]] for each in arguments], torch.int64)
+    positions = _on(scores, [[row.position] for row in rows], torch.int64)
+    return tokens.gather(-1, (scores + gumbel(seeds, positions, tokens)).argmax(-1, keepdim=True))[:, 0]
+
+
+def _on(scores: torch.Tensor, values: list[Any], dtype: torch.dtype) -> torch.Tensor:
+    """On the device of the scores, without waiting for it."""
+    return torch.tensor(values, dtype=dtype).to(scores.device, non_blocking=True)
 
 
 def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, float | int]:

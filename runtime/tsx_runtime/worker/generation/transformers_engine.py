@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
+from transformers.generation.continuous_batching import continuous_api
 from transformers.generation.continuous_batching.cache import FullAttentionCacheAllocator
 from transformers.generation.continuous_batching.continuous_api import OutputRouter
 from transformers.generation.continuous_batching.model_runner import infer_max_single_request_tokens
@@ -29,7 +30,7 @@ from tsx_runtime.shared.memory import free_memory
 from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
 from tsx_runtime.worker.generation import attention
 from tsx_runtime.worker.generation.interface import EngineStats, Sampling, Tokens
-from tsx_runtime.worker.generation.sampler import Sampler, sampling_arguments, token_logprob
+from tsx_runtime.worker.generation.sampler import Sampler, SamplingRunner, sampling_arguments, token_logprob
 
 MOST_SEQUENCES = 64  # at a time, on a CPU
 PAGE = 16  # tokens of the cache that a sequence gets at a time, on a CPU; on a GPU the engine's own, which its kernels need
@@ -54,6 +55,7 @@ class TransformersEngine:
     def __init__(self, model: Any, adapters: Mapping[str, Path], limits: GenerationLimits, end_tokens: Sequence[int]) -> None:
         """`start` makes it ready. Raises `LoadError`."""
         attention.register()
+        attention.choose(model)
         models = {None: model} | {name: adapter_view(model, name, directory) for name, directory in adapters.items()}
         self.adapters = list(adapters)
         self._lanes = {
@@ -72,8 +74,6 @@ class TransformersEngine:
     def refusal(self, sampling: Sampling) -> str | None:
         if sampling.json_schema is not None:
             return "this model's engine cannot bind an answer to a JSON schema: ask for it in the prompt, or use the engine vllm"
-        if sampling.logprobs and not self._lanes[sampling.adapter].sampler.eager:
-            return "this model's engine runs CUDA graphs, which give no logprobs"
         return None
 
     def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
@@ -110,7 +110,7 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.seconds = 1.0  # that a sequence takes, lately
         self.cancel: Callable[[str], None] = lambda name: None  # the engine's
         self._loop = loop
-        self._sampler = sampler
+        self.sampler = sampler
         self._end_tokens = frozenset(end_tokens)
 
     # On the thread of steps
@@ -119,7 +119,8 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
-        self.call(self._hand_out, outputs, self._sampler.take_logprobs())
+        ended = (RequestStatus.FINISHED, RequestStatus.FAILED)
+        self.call(self._hand_out, [(each, self.sampler.take_logprobs(each.request_id, each.status in ended)) for each in outputs])
 
     def call(self, function: Any, *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: the worker ends
@@ -151,8 +152,8 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.waiting -= 1
         self.waiting_tokens -= stream.prompt
 
-    def _hand_out(self, outputs: list[Any], logprobs: Mapping[str, tuple[torch.Tensor, int]]) -> None:
-        for output in outputs:
+    def _hand_out(self, outputs: list[tuple[Any, tuple[torch.Tensor, int] | None]]) -> None:
+        for output, told in outputs:
             name = output.request_id
             stream = self.streams.get(name)
             if stream is None:  # its reader has left; where the engine has read that before the request itself, it still runs
@@ -166,7 +167,6 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
             if not stream.seen:
                 self._begin(stream)
             stream.seen += len(new)
-            told = logprobs.get(name)
             finished = output.status is RequestStatus.FINISHED
             stream.tokens.put_nowait(
                 Tokens(
@@ -194,11 +194,13 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # as above
         for state in states:
             state.status = RequestStatus.FINISHED  # else the update of a batch in flight (on GPUs) looks for the cache that it had
         if cancelled and self.router is not None:
+            self.router.sampler.forget(cancelled)
             self.router.call(self.router.close, cancelled)
         return states
 
 
 SCHEDULER_MAPPING["tsx"] = AcknowledgingScheduler
+continuous_api.ModelRunner = SamplingRunner
 
 
 class EngineLane:
@@ -215,9 +217,7 @@ class EngineLane:
             self._manager = model.init_continuous_batching(generation, config)
         except ValueError as error:
             raise LoadError(f"transformers' continuous batching cannot run this model: {error}") from error
-        resolved = self._manager.continuous_batching_config
-        eager = not any(resolved.cuda_graph_booleans) and not resolved.use_async_batching
-        self._manager.logit_processor = self.sampler = Sampler(list(self._manager.logit_processor.logits_processor), eager)
+        self._manager.logit_processor = self.sampler = Sampler(list(self._manager.logit_processor.logits_processor))
         self._names = map(str, itertools.count())
         self._died: EngineDied | None = None
 

@@ -244,7 +244,7 @@ def test_on_a_gpu_images_get_the_same_answers_with_and_without(start_worker: Sta
             gpu_id=0,
             model_config=config,
         )
-        assert worker.report == {"device": "cuda:0", "prefetch": not config}
+        assert (worker.report["device"], worker.report["prefetch"]) == ("cuda:0", not config)
         batches = [[Request(image) for image in images[start : start + 4]] for start in range(0, 48, 4)]
         found.append([[json.loads(answer.body) for answer in answers] for answers in replies(worker, *batches)])
     for with_overlap, without in zip(*found, strict=True):

@@ -14,20 +14,19 @@ from tsx_runtime.worker.generation.sampler import Sampler, folded, gumbel, sampl
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
 
-def draw(requests: list[tuple[Sampling, int]], logits: torch.Tensor = LOGITS, *, eager: bool = True) -> list[int]:
+def draw(requests: list[tuple[Sampling, int]], logits: torch.Tensor = LOGITS) -> list[int]:
     """The tokens of sequences at these positions, drawn in one batch."""
-    processors = Sampler([], eager)
+    processors = Sampler([])
     states = [
         SimpleNamespace(logit_processor_kwargs=sampling_arguments(sampling, 0), position_offset=position, request_id=str(index))
         for index, (sampling, position) in enumerate(requests)
     ]
-    futures: Any = [SimpleNamespace(state=state, has_new_token=True) for state in states]
-    rows = processors.prepare_tensor_args(futures, torch.empty((processors.tensors_required, len(requests) + 3), dtype=torch.int32))
+    futures: Any = [SimpleNamespace(state=state, has_new_token=True, query_length=1) for state in states]
+    rows = processors.prepare_tensor_args(futures, torch.empty((0, len(requests) + 3), dtype=torch.int32))
     scores = logits.repeat(len(requests), 1)
     return [int(token) for token in processors(torch.zeros(len(requests), dtype=torch.long), scores, rows).argmax(-1)]
 
 
-@pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize(
     ("sampling", "expected"),
     [
@@ -39,8 +38,8 @@ def draw(requests: list[tuple[Sampling, int]], logits: torch.Tensor = LOGITS, *,
         (Sampling(temperature=0.0, seed=6), torch.eye(6)[0]),
     ],
 )
-def test_draws_follow_the_distribution(sampling: Sampling, expected: torch.Tensor, eager: bool) -> None:
-    tokens = draw([(sampling, position) for position in range(4000)], eager=eager)
+def test_draws_follow_the_distribution(sampling: Sampling, expected: torch.Tensor) -> None:
+    tokens = draw([(sampling, position) for position in range(4000)])
     shares = torch.bincount(torch.tensor(tokens), minlength=6) / 4000
     assert torch.allclose(shares, expected, atol=0.03)
     assert all(shares[token] == 0 for token in range(6) if expected[token] == 0)
@@ -51,7 +50,6 @@ def test_a_draw_depends_on_seed_and_position_and_on_no_neighbour() -> None:
     others = [(Sampling(temperature=0.0), 7), (Sampling(temperature=0.9, top_k=2, seed=9), 3), (Sampling(temperature=2.0, top_p=0.5), 1)]
     alone = [draw([(mine, position)])[0] for position in range(50)]
     assert [draw([*others, (mine, position)])[-1] for position in range(50)] == alone
-    assert [draw([(mine, position)], eager=False)[0] for position in range(50)] == alone
     assert [draw([(Sampling(temperature=1.5, seed=12346), position)])[0] for position in range(50)] != alone
 
 

@@ -18,6 +18,8 @@ from tsx_runtime.worker.exceptions import EngineDied, LoadError
 from tsx_runtime.worker.generation.interface import Sampling
 from tsx_runtime.worker.generation.transformers_engine import GenerationLimits, TransformersEngine
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+small_pages = pytest.mark.skipif(DEVICE == "cuda", reason="a page of a GPU's cache is as large as this model's context")
 TEXTS = ("Beautiful is better", "a", "def wrap(text, width=70):", "Now is better than never. " * 4, "In the face of ambiguity, refuse")
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
 DRAWN = Sampling(max_tokens=24, temperature=0.9, top_p=0.95, top_k=40, seed=7)
@@ -26,7 +28,7 @@ DRAWN = Sampling(max_tokens=24, temperature=0.9, top_p=0.95, top_k=40, seed=7)
 def model_of(directory: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(directory)
+    return AutoModelForCausalLM.from_pretrained(directory).to(DEVICE)
 
 
 def ids(text: str) -> list[int]:
@@ -67,7 +69,7 @@ def engine(llama: Path, run: Run) -> Iterator[TransformersEngine]:
 @pytest.fixture(scope="module")
 def wanted(model: Any) -> list[list[int]]:
     prompts = [ids(text) for text in TEXTS]
-    found = [model.generate(torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0] for prompt in prompts]
+    found = [model.generate(torch.tensor([prompt], device=DEVICE), max_new_tokens=24, do_sample=False)[0] for prompt in prompts]
     return [each[len(prompt) :].tolist() for each, prompt in zip(found, prompts, strict=True)]
 
 
@@ -109,7 +111,7 @@ def test_logprobs_are_those_of_the_model(engine: TransformersEngine, run: Run, m
     prompt = ids(TEXTS[0])
     for tokens in run(read()):
         (told,) = tokens.logprobs
-        expected = model(torch.tensor([prompt])).logits[0, -1].log_softmax(-1)
+        expected = model(torch.tensor([prompt], device=DEVICE)).logits[0, -1].log_softmax(-1)
         top = expected.topk(2)
         assert told.token_id == tokens.token_ids[0]
         assert told.logprob == pytest.approx(expected[told.token_id].item(), abs=1e-4)
@@ -196,12 +198,18 @@ def test_adapters_share_the_weights_of_the_base(llama: Path, adapters: dict[str,
         assert base == wanted[0]
         for found, directory in zip(adapted, adapters.values(), strict=True):
             alone = PeftModel.from_pretrained(model_of(llama), directory)
-            assert found == alone.generate(input_ids=torch.tensor([prompt]), max_new_tokens=24, do_sample=False)[0][len(prompt) :].tolist()
+            assert (
+                found
+                == alone.generate(input_ids=torch.tensor([prompt], device=DEVICE), max_new_tokens=24, do_sample=False)[0][
+                    len(prompt) :
+                ].tolist()
+            )
         assert len({tuple(each) for each in (base, *adapted)}) == 3
     finally:
         run(engine.close())
 
 
+@small_pages
 def test_a_small_cache_makes_sequences_wait_and_then_refuses(llama: Path, run: Run, wanted: list[list[int]]) -> None:
     engine = start(run, model_of(llama), sequences=2, memory=300_000)
     try:
@@ -227,6 +235,7 @@ def test_a_small_cache_makes_sequences_wait_and_then_refuses(llama: Path, run: R
         run(engine.close())
 
 
+@small_pages
 def test_a_full_cache_takes_new_sequences_once_all_have_left(llama: Path, run: Run, wanted: list[list[int]]) -> None:
     engine = start(run, model_of(llama), sequences=8, memory=400_000)
     scheduler = engine._lanes[None]._manager.batch_processor.scheduler

@@ -1,0 +1,131 @@
+"""On a GPU, in half precision: attention by torch's own kernel, CUDA graphs of the steps that continue sequences, two steps at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.runtime.worker.generation.conftest import Run
+from tests.support.language_models import character_model, zen
+from tsx_runtime.worker.generation import attention
+from tsx_runtime.worker.generation.interface import Sampling
+from tsx_runtime.worker.generation.transformers_engine import GenerationLimits, TransformersEngine
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+TEXT = zen()[:200]
+STARTS = (5, 40, 90, 7, 100, 33)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return character_model(tmp_path_factory.mktemp("models") / "characters", TEXT)
+
+
+@pytest.fixture(scope="module")
+def tokens(model: Path) -> list[int]:
+    from transformers import AutoTokenizer
+
+    return list(AutoTokenizer.from_pretrained(model)(TEXT)["input_ids"])
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, run: Run) -> Iterator[TransformersEngine]:
+    from transformers import AutoModelForCausalLM
+
+    engine = TransformersEngine(AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to("cuda"), {}, GenerationLimits(), [0])
+    run(engine.start())
+    yield engine
+    run(engine.close())
+
+
+async def collect(engine: TransformersEngine, prompt: list[int], sampling: Sampling) -> list[Any]:
+    return [tokens async for tokens in engine.generate(prompt, sampling)]
+
+
+def ids(found: list[Any]) -> list[int]:
+    return [id for each in found for id in each.token_ids]
+
+
+def test_steps_are_graphs_and_overlap(engine: TransformersEngine) -> None:
+    config = engine._lanes[None]._manager.continuous_batching_config
+    assert engine._lanes[None].model.config._attn_implementation == attention.FLASH
+    assert (any(config.cuda_graph_booleans), config.use_async_batching) == (True, True)
+
+
+def test_sequences_that_join_and_leave_continue_the_text_that_the_model_knows(
+    engine: TransformersEngine, run: Run, tokens: list[int]
+) -> None:
+    async def leave_early(start: int) -> None:
+        async with aclosing(engine.generate(tokens[:start], Sampling(max_tokens=200, temperature=1.0))) as stream:
+            async for _ in stream:
+                return
+
+    async def together() -> list[list[int]]:
+        tasks = []
+        for start in STARTS * 4:
+            tasks.append(asyncio.create_task(collect(engine, tokens[:start], Sampling(max_tokens=80, temperature=0.0))))
+            await leave_early(start)
+        return [ids(await task) for task in tasks]
+
+    assert run(together()) == [tokens[start : start + 80] for start in STARTS * 4]
+    assert engine.stats() == (0, 0, 0.0)
+
+
+def test_logprobs_are_those_of_each_token(engine: TransformersEngine, run: Run, tokens: list[int]) -> None:
+    sampling = Sampling(max_tokens=30, temperature=0.0, logprobs=True, top_logprobs=2)
+
+    async def together() -> list[list[Any]]:
+        return list(await asyncio.gather(*(collect(engine, tokens[:start], sampling) for start in STARTS)))
+
+    for found in run(together()):
+        told = [each for tokens_of_step in found for each in tokens_of_step.logprobs]
+        assert [each.token_id for each in told] == ids(found)
+        assert all(-3 < each.logprob <= 0 and each.top[0][0] == each.token_id for each in told)
+    assert not engine._lanes[None].sampler._logprobs
+
+
+def test_a_seed_repeats_an_answer_whoever_shares_the_batch(engine: TransformersEngine, run: Run, tokens: list[int]) -> None:
+    drawn = Sampling(max_tokens=60, temperature=0.5, top_p=0.9, top_k=5, seed=3)
+
+    async def beside_others() -> list[int]:
+        others = (collect(engine, tokens[:start], Sampling(max_tokens=40, temperature=0.0)) for start in STARTS)
+        return ids((await asyncio.gather(collect(engine, tokens[:20], drawn), *others))[0])
+
+    assert run(beside_others()) == ids(run(collect(engine, tokens[:20], drawn)))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys"), [([1], [9]), ([7], [7]), ([1, 1, 1], [4, 12, 1]), ([5, 1, 3], [5, 8, 10])], ids=["one", "prompt", "next", "mixed"]
+)
+def test_attention_equals_that_under_a_mask(queries: list[int], keys: list[int]) -> None:
+    """With tokens and sequences of no length behind them, as graphs have."""
+    from transformers.generation.continuous_batching.utils import build_attention_mask
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    class GroupedHeads(torch.nn.Module):
+        is_causal = True
+        num_key_value_groups = 2
+
+    torch.manual_seed(0)
+    bounds_q, bounds_k = ([0, *torch.tensor(each).cumsum(0).tolist()] for each in (queries, keys))
+    (count_q, count_k), spare = (bounds_q[-1], bounds_k[-1]), 5
+    shapes = ((8, count_q + spare), (4, count_k + spare), (4, count_k + spare))
+    query, key, value = (torch.randn(1, *shape, 16, device="cuda", dtype=torch.bfloat16) for shape in shapes)
+    mask = torch.full((1, 1, count_q, count_k), torch.finfo(torch.bfloat16).min, dtype=torch.bfloat16, device="cuda")
+    build_attention_mask(mask, bounds_q, bounds_k, 1)
+    whole, _ = sdpa_attention_forward(
+        GroupedHeads(), query[:, :, :count_q], key[:, :, :count_k], value[:, :, :count_k], mask, scaling=0.25, is_causal=False
+    )
+    padded = ([*bounds, bounds[-1], bounds[-1]] for bounds in (bounds_q, bounds_k))
+    lengths = (torch.tensor(each, dtype=torch.int32, device="cuda") for each in padded)
+    options: dict[str, Any] = dict(zip(("cu_seq_lens_q", "cu_seq_lens_k"), lengths, strict=True))
+    options |= {"max_length_q": count_q + spare, "max_length_k": 1024}
+    parts, _ = attention.attend_on_gpu(GroupedHeads(), query, key, value, None, 0.25, **options)
+    torch.testing.assert_close(parts[:, :count_q], whole, rtol=2e-2, atol=2e-2)
