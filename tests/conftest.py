@@ -104,15 +104,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # torch compiles and runs a program to find out if the processor has the instructions that it says it has, and headers that few tests need
 os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-LONG = {  # files of few tests that take many seconds: whole benchmarks, ranks that import torch
+LONG = {  # files of few tests that take many seconds: whole benchmarks, compilers, ranks that import torch
+    "tests/benchmarks/test_large_bodies.py",
     "tests/cli/batch/test_command.py",
     "tests/cli/bench/commands/test_forms.py",
     "tests/cli/bench/commands/test_run.py",
+    "tests/cli/bench/commands/test_streams.py",
     "tests/cli/deploy/sagemaker/test_shared_containers.py",
     "tests/cli/deploy/test_interrupted.py",
     "tests/cli/optimize/test_run.py",
+    "tests/packaging/test_compiled.py",
     "tests/runtime/core/workers/test_groups.py",
+    "tests/runtime/grpc/test_generation.py",
     "tests/runtime/jobs/test_kills.py",
+    "tests/runtime/worker/forms/kinds/test_aotinductor.py",
+    "tests/runtime/worker/forms/kinds/test_compile.py",
+    "tests/runtime/worker/forms/kinds/test_int8.py",
 }
 gc.disable()  # until the tests are there: what their modules make stays, and to look through it again and again takes a fifth of the time
 
