@@ -26,12 +26,13 @@ from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.support.language_models import bpe_tokenizer, llama
+from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.worker.generation.attention import attend
-from tsx_runtime.worker.generation.generator import HuggingFaceGenerator
+from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import Sampling
 from tsx_runtime.worker.generation.loading import torch_threads
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
-from tsx_runtime.worker.generation.transformers_engine import GenerationLimits, TransformersEngine, batching_config
+from tsx_runtime.worker.generation.transformers_engine import TransformersEngine, batching_config
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 
@@ -39,7 +40,7 @@ class Bare:
     """transformers' manager, asked as its documentation does, with the same cache."""
 
     def __init__(self, model: Any) -> None:
-        ours = batching_config(model, GenerationLimits(), 1, 0)
+        ours = batching_config(model, HuggingFaceConfig(), 1, 0)
         config = ContinuousBatchingConfig(
             page_size=ours.page_size,
             num_blocks=ours.num_blocks,
@@ -79,9 +80,9 @@ async def main() -> None:
     torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
     print(f"{sum(each.numel() for each in model.parameters()) / 1e6:.1f} million parameters, {torch.get_num_threads()} threads")
     bare = Bare(copy.deepcopy(model))
-    engine = TransformersEngine(model, {}, GenerationLimits(), [])
+    engine = TransformersEngine(model, {}, HuggingFaceConfig(), [])
     await engine.start()
-    generator = HuggingFaceGenerator(tokenizer, engine, None, len(tokenizer), GenerationMetrics(Metrics("m"), "1"))
+    generator = TextGenerator(tokenizer, engine, None, len(tokenizer), GenerationMetrics(Metrics("m"), "1"))
     prompt = tokenizer("Beautiful is better than ugly. Explicit is")["input_ids"]
     sampling = Sampling(max_tokens=options.tokens, temperature=0.0)
 

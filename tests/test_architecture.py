@@ -33,9 +33,9 @@ PRELOADS = {"tsx_runtime.worker.launch.preload", "tsx_runtime.worker.launch.prel
 WORKER_BASE = WIRE | {"tsx_archiver", "tsx_runtime.shared", "tsx_runtime.worker.exceptions", "tsx_runtime.worker.channel"}
 HANDLER_API = WORKER_BASE | {"tsx_runtime.worker.handler_api"}
 CODECS = HANDLER_API | {"tsx_runtime.worker.diagnostics", "tsx_runtime.worker.codecs"}
-OPENAI = CODECS | {"tsx_runtime.worker.generation.interface", "tsx_runtime.worker.openai"}
-GENERATION = OPENAI | {"tsx_runtime.worker.generation"}
-HANDLERS = GENERATION | {"tsx_runtime.worker.forms", "tsx_runtime.worker.handlers"}
+GENERATION = CODECS | {"tsx_runtime.worker.generation"}
+OPENAI = GENERATION | {"tsx_runtime.worker.openai"}
+HANDLERS = OPENAI | {"tsx_runtime.worker.forms", "tsx_runtime.worker.handlers"}
 EXECUTION = HANDLERS | {"tsx_runtime.worker.execution"}
 ARCHIVER_BASE = {"tsx_archiver.errors", "tsx_archiver.limits", "tsx_archiver.names", "tsx_archiver.quantities"}
 CORE = SETTINGS | PRELOADS | {"tsx_runtime.sources", "tsx_runtime.core", "tsx_runtime.worker.launch.entry"}
@@ -82,9 +82,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_runtime.worker.forms.build": EXECUTION | {"tsx_runtime.worker.forms", "tsx_runtime.worker.model_loading"},
     "tsx_runtime.worker.forms": CODECS | {"tsx_runtime.worker.handlers.models"},
     "tsx_runtime.worker.openai": OPENAI,
-    "tsx_runtime.worker.generation.interface": set(),
     "tsx_runtime.worker.generation": GENERATION,
-    "tsx_runtime.worker.handlers": GENERATION | {"tsx_runtime.worker.forms"},
+    "tsx_runtime.worker.handlers": OPENAI | {"tsx_runtime.worker.forms"},
     "tsx_runtime.worker.execution": HANDLERS,
     "tsx_runtime.worker.model_loading": EXECUTION,
     "tsx_runtime.worker.main": EXECUTION | {"tsx_runtime.worker.model_loading"},
@@ -114,7 +113,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"scheduling"},
         {"telemetry", "placement", "environments", "isolation", "concurrency", "persistence"},
     ],
-    "tsx_runtime.http": [{"app"}, {"ui"}, {"asgi_lane"}, {"fast_lane", "routes"}, {"websocket"}, {"semantics"}],
+    "tsx_runtime.http": [{"app"}, {"ui"}, {"asgi_lane"}, {"fast_lane", "routes"}, {"websocket"}, {"connection_clock", "semantics"}],
 }
 PACKAGES = ("tsx_archiver", "tsx_cli", "tsx_client", "tsx_runtime")  # whose files import each other in no circle
 # The floors inside the command line, the lowest first: what stands in one row may import the rows above it, and not its neighbours.

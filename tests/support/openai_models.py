@@ -80,10 +80,11 @@ def handle(data, context):
         return None
     answers, faults = [], {}
     for idx, row in enumerate(data):
-        path, body = context.get_request_header(idx, "url_path"), row.get("body", row)
+        path = context.get_request_header(idx, "url_path")
         try:
-            request = tasks.read(path, body, context.model_name)
-            answers.append(tasks.write(path, body, [run(request)], context.model_name))
+            request = tasks.read(path, row)
+            result = run(request.task_request(context.model_name))
+            answers.append(request.answer(result.output, result.tokens, request.model or context.model_name))
             context.set_response_content_type(idx, "application/json")
         except InvalidInput as error:
             faults[idx] = error.message

@@ -27,7 +27,7 @@ HANDLER, GENERATION_HANDLER = "huggingface", "huggingface_generation"
 GENERATION = "text-generation"
 TASKS = (
     *("text-classification", "token-classification", "question-answering", "fill-mask", "zero-shot-classification"),
-    *("summarization", "translation", "feature-extraction", "sentence-similarity", "text-ranking"),
+    *("summarization", "translation", "text2text-generation", "feature-extraction", "sentence-similarity", "text-ranking"),
     *("image-classification", "image-segmentation", "object-detection", "depth-estimation", "zero-shot-image-classification"),
     *("automatic-speech-recognition", "audio-classification", GENERATION, "image-text-to-text"),
 )
@@ -203,7 +203,7 @@ class Pretrained:
                 return ("automatic-speech-recognition",)
             if "vision_config" in self.config:
                 return ("image-text-to-text",)
-            return () if "audio_config" in self.config else ("summarization", "translation")
+            return () if "audio_config" in self.config else ("summarization", "translation", "text2text-generation")
         if name.endswith("ForObjectDetection") and "text_config" in self.config:
             return ()  # of words that a request names
         found = next((tasks for end, tasks in _BY_END.items() if name.endswith(end)), ())

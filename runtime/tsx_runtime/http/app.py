@@ -26,7 +26,7 @@ from tsx_runtime.http.asgi_lane.idempotency import App, Idempotency, has_key
 from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import WorkflowPredictions, runs_workflow
-from tsx_runtime.http.fast_lane.connection_clock import Timeouts
+from tsx_runtime.http.connection_clock import Timeouts
 from tsx_runtime.http.fast_lane.lane import Lane, LaneConfig
 from tsx_runtime.http.routes import (
     debug,

@@ -10,7 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidState
@@ -22,6 +22,7 @@ from websockets.typing import Subprotocol
 
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.errors import BadRequest, NoRoom
+from tsx_runtime.http.connection_clock import Timeouts
 from tsx_runtime.http.semantics.messages import CLIENT_LEFT, CountedBytes, Message, Receive, Scope, Send
 
 if TYPE_CHECKING:
@@ -40,17 +41,6 @@ quiet = logging.getLogger("tsx.http.websocket")  # the package's own, which tell
 quiet.setLevel(logging.WARNING)
 
 
-class MessageTimeouts(Protocol):
-    """Those of the fast lane, as far as they hold here."""
-
-    @property
-    def body(self) -> int: ...
-    @property
-    def body_rate(self) -> int: ...
-    @property
-    def write(self) -> int: ...
-
-
 class WebSocketConnection(asyncio.Protocol):
     """Reads ahead, within bounds, so that it notices a client that leaves. Bytes that wait, to be read here or by the client, count
     against `max_inflight_bytes`."""
@@ -61,7 +51,7 @@ class WebSocketConnection(asyncio.Protocol):
         server_state: ServerState,
         max_size: int,
         bytes_in_flight: ByteBudget,
-        timeouts: MessageTimeouts,
+        timeouts: Timeouts,
         on_lost: Callable[[Exception | None], None],
     ) -> None:
         """`head` is the request that asks for the upgrade. `on_lost` is called once the connection is closed. Raises BadRequest if `head`

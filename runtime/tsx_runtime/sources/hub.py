@@ -33,11 +33,6 @@ class HubModel(NamedTuple):
         return f"{SCHEME}{self.repo}" + (f"@{self.revision}" if self.revision else "")
 
 
-class HubSnapshot(NamedTuple):
-    directory: Path  # in the cache of huggingface_hub
-    commit: str
-
-
 def is_hub(text: str) -> bool:
     return text.startswith(SCHEME)
 
@@ -63,10 +58,10 @@ def check_allowed(model: HubModel, allowed_urls: Sequence[str]) -> None:
         raise ModelNotFound(f"Given URL {model} does not match any allowed URL(s). {advice}")
 
 
-def download(model: HubModel, *, most: int, progress: Progress, stopped: Callable[[], bool] = lambda: False) -> HubSnapshot:
+def download(model: HubModel, *, most: int, progress: Progress, stopped: Callable[[], bool] = lambda: False) -> Path:
     """The files that serving needs; what the cache has is not fetched again. Blocking, for threads.
 
-    `most`: bytes. Raises DownloadFailed.
+    Returns their directory in the cache of huggingface_hub, whose name is the commit. `most`: bytes. Raises DownloadFailed.
     """
     try:
         import huggingface_hub  # an extra
@@ -90,8 +85,7 @@ def download(model: HubModel, *, most: int, progress: Progress, stopped: Callabl
     page = f"{constants.ENDPOINT}/{model.repo}"
     try:
         directory = Path(huggingface_hub.snapshot_download(model.repo, revision=model.revision, allow_patterns=_FIRST, tqdm_class=bar))
-        commit = directory.name
-        sizes = _sizes(model.repo, commit, directory)
+        sizes = _sizes(model.repo, directory)
         needed = Pretrained(directory, tuple(sizes)).needed
         total = sum(sizes[name] for name in needed)
         if total > most:
@@ -99,7 +93,7 @@ def download(model: HubModel, *, most: int, progress: Progress, stopped: Callabl
         done = sum(sizes[name] for name in needed if (directory / name).is_file())
         progress(done, total)
         patterns = [glob.escape(name) for name in needed]
-        huggingface_hub.snapshot_download(model.repo, revision=commit, allow_patterns=patterns, tqdm_class=bar)
+        huggingface_hub.snapshot_download(model.repo, revision=directory.name, allow_patterns=patterns, tqdm_class=bar)
         progress(total, total)  # with what another commit had already
     except ArchiveError as error:
         raise DownloadFailed(f"{model} cannot be served: {error.message}") from error
@@ -121,7 +115,7 @@ def download(model: HubModel, *, most: int, progress: Progress, stopped: Callabl
         raise
     except Exception as error:  # the boundary to the library, and to those that it uses
         raise DownloadFailed(f"{model} cannot be fetched from {constants.ENDPOINT}: {error or type(error).__name__}") from error
-    return HubSnapshot(directory, commit)
+    return directory
 
 
 def log_progress(model: HubModel, write: Callable[[str], None]) -> Progress:
@@ -138,13 +132,13 @@ def log_progress(model: HubModel, write: Callable[[str], None]) -> Progress:
     return progress
 
 
-def _sizes(repo: str, commit: str, directory: Path) -> dict[str, int]:
+def _sizes(repo: str, directory: Path) -> dict[str, int]:
     """By name, of all files of that commit: by the listing that huggingface_hub has kept, else of those that are there."""
     from huggingface_hub import get_cached_repo_tree  # as above
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        return {file.path: file.size for file in get_cached_repo_tree(repo, revision=commit)}
+        return {file.path: file.size for file in get_cached_repo_tree(repo, revision=directory.name)}
     except CachedRepoTreeNotFoundError:
         return {name.relative_to(directory).as_posix(): name.stat().st_size for name in directory.rglob("*") if name.is_file()}
 

@@ -28,7 +28,7 @@ from tests.support.certificates import make_certificate
 from tsx_archiver import ArchiveSpec
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
 from tsx_runtime.http.asgi_lane.websockets import EventData, _as_request
-from tsx_runtime.http.fast_lane.connection_clock import Timeouts
+from tsx_runtime.http.connection_clock import Timeouts
 from tsx_runtime.http.websocket import WebSocketConnection
 from tsx_runtime.testing import serve
 

@@ -33,7 +33,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, without_proxies: None) 
 
 
 def fetch(text: str, most: int = 1 << 30) -> Path:
-    return download(parse_hub(text), most=most, progress=lambda done, total: None).directory
+    return download(parse_hub(text), most=most, progress=lambda done, total: None)
 
 
 def test_a_model_of_the_hub_has_an_owner_a_name_and_perhaps_a_revision() -> None:
@@ -82,13 +82,13 @@ def test_what_serving_needs_is_downloaded_once_and_continued_where_it_broke_off(
     hub.break_off["model.safetensors"] = 1_500_000
     told: list[tuple[int, int]] = []
     found = download(parse_hub("hf:org/tiny"), most=1 << 30, progress=lambda done, total: told.append((done, total)))
-    assert found.commit == commit
-    assert (found.directory / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert found.name == commit
+    assert (found / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert sorted(hub.downloads()) == ["config.json", "model.safetensors", "model.safetensors", "vocab.txt"]
     assert [headers["range"] for method, _, headers in hub.requests if method == "GET" and "range" in headers] == ["bytes=1500000-"]
     assert told[-1] == (2_000_001 + len(CONFIG), 2_000_001 + len(CONFIG))
     del hub.requests[:]
-    assert fetch(f"hf:org/tiny@{commit}") == found.directory
+    assert fetch(f"hf:org/tiny@{commit}") == found
     assert not hub.downloads()
 
 

@@ -74,14 +74,14 @@ class Downloads:
             progress(done, total)
             log(done, total)
 
-        found = download(model, most=self._settings.max_archive_size, progress=tell, stopped=self._closed.is_set)
-        logger.info("%s is commit %s, downloaded in %.1f s", model, found.commit, time.monotonic() - begun)
+        directory = download(model, most=self._settings.max_archive_size, progress=tell, stopped=self._closed.is_set)
+        logger.info("%s is commit %s, downloaded in %.1f s", model, directory.name, time.monotonic() - begun)
         try:
-            spec, notes = pretrained_spec(found.directory, source=f"{SCHEME}{model.repo}", revision=found.commit)
+            spec, notes = pretrained_spec(directory, source=f"{SCHEME}{model.repo}", revision=directory.name)
             for note in notes:
                 if note.startswith("note: "):
                     logger.warning("%s: %s", model, note.removeprefix("note: "))
-            return open_linked(plan_archive(spec), f"{model.repo}@{found.commit}", self._settings.cache_dir)
+            return open_linked(plan_archive(spec), f"{model.repo}@{directory.name}", self._settings.cache_dir)
         except ArchiveError as error:
             raise BadRequest(f"{model} cannot be served: {error}") from error
 

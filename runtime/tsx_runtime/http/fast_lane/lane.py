@@ -14,7 +14,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.tracing import Tracer
 from tsx_runtime.errors import ResourceNotFound
-from tsx_runtime.http.fast_lane.connection_clock import Clock, TimedConnection, Timeouts
+from tsx_runtime.http.connection_clock import Clock, TimedConnection, Timeouts
 from tsx_runtime.http.fast_lane.heads import Heads
 from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
 from tsx_runtime.http.fast_lane.turns import Turns

@@ -70,4 +70,3 @@ def register() -> None:
     """`attend` in place of transformers' `sdpa`, for this process."""
     AttentionInterface.register("sdpa", attend)
     AttentionInterface.register(FLASH, attend_on_gpu)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it makes a plan for each number of keys, which each step changes

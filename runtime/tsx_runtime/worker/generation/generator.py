@@ -14,7 +14,7 @@ from tsx_runtime.worker.generation.metrics import ENGINE_EVERY, GenerationMetric
 from tsx_runtime.worker.generation.text import Detokenizer, StopStrings
 
 
-class HuggingFaceGenerator:
+class TextGenerator:
     """`defaults`: the model's generation_config.json. `vocabulary`: token ids are below it."""
 
     def __init__(self, tokenizer: Any, engine: GenerationEngine, defaults: Any, vocabulary: int, metrics: GenerationMetrics) -> None:
@@ -35,6 +35,7 @@ class HuggingFaceGenerator:
         return self._tokens(text)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+        """By the chat template, ready for the assistant's turn. Raises `InvalidInput`."""
         template = self._tokenizer.chat_template
         if not template:
             raise InvalidInput("This model has no chat template, so it takes plain text only: send a prompt instead of messages.")
@@ -59,6 +60,10 @@ class HuggingFaceGenerator:
         return str(self._decode(list(token_ids)))
 
     def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[TextPiece, None]:
+        """A plain function, which raises at the call: `InvalidInput` for what cannot be, and as the engine's `generate` does.
+
+        What it returns raises `EngineDied` where the engine ends; close it (`contextlib.aclosing`) where its last piece is not awaited.
+        """
         if sampling.adapter is not None and sampling.adapter not in self.adapters:
             known = f"It has {', '.join(self.adapters)}." if self.adapters else "It has none."
             raise InvalidInput(f"This model has no adapter {sampling.adapter!r}. {known}")

@@ -1,4 +1,4 @@
-"""What a generation handler and an engine agree on, and what the wire formats (`worker/openai`, Hugging Face's own) are given."""
+"""What generators and engines of text agree on, and what the wire formats (`worker/openai`, Hugging Face's own) make of requests."""
 
 from __future__ import annotations
 
@@ -67,7 +67,6 @@ class GenerationEngine(Protocol):
     """Runs sequences together; each joins and leaves between two steps."""
 
     context_length: int  # tokens of prompt and answer together: those of the model, or of the cache where it holds fewer
-    cache_tokens: int  # that the cache of one adapter, or of the base model, holds
 
     @property
     def adapters(self) -> Sequence[str]: ...
@@ -86,31 +85,6 @@ class GenerationEngine(Protocol):
         """Of all adapters together; of the cache the fullest, where each has its own."""
 
     async def close(self) -> None: ...
-
-
-class TextGenerator(Protocol):
-    """What wire formats are written against: tokenizer, chat template and engine of one model."""
-
-    context_length: int
-
-    @property
-    def adapters(self) -> Sequence[str]: ...
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """By the chat template, ready for the assistant's turn. Raises `InvalidInput`: no template, messages that it refuses, or tools,
-        which it knows nothing of."""
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
-
-    def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[TextPiece, None]:
-        """A plain function, which raises at the call: `InvalidInput` for what cannot be (a prompt longer than the context, an unknown
-        adapter, what the engine lacks), `Unavailable` with `retry_after` where the cache has no room and too much waits.
-
-        No `max_tokens`: as the model's generation_config.json says, else up to the end of the context, which also cuts larger ones.
-        What it returns raises `EngineDied` where the engine ends; close it (`contextlib.aclosing`) where its last piece is not awaited.
-        """
 
 
 async def beside_streams(body: Any, function: Callable[..., T], *arguments: Any) -> T:

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from tsx_runtime.worker.codecs.bodies import MOST_TOKENS, BodyObject, Seed, Stops, TokenCount, validated
 from tsx_runtime.worker.exceptions import InvalidInput
-from tsx_runtime.worker.generation.interface import Sampling, TextGenerator, TextPiece, beside_streams
+from tsx_runtime.worker.generation.generator import TextGenerator
+from tsx_runtime.worker.generation.interface import Sampling, TextPiece, beside_streams
 from tsx_runtime.worker.handler_api.context import Context
 
 

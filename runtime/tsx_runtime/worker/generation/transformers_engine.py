@@ -12,8 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -25,11 +24,13 @@ from transformers.generation.continuous_batching.requests import RequestStatus
 from transformers.generation.continuous_batching.scheduler import SCHEDULER_MAPPING, FIFOScheduler
 from transformers.generation.continuous_batching.utils import find_head_dim, find_num_key_value_heads
 
+from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.shared.memory import free_memory
 from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
 from tsx_runtime.worker.generation import attention
 from tsx_runtime.worker.generation.interface import EngineStats, Sampling, Tokens
+from tsx_runtime.worker.generation.pretrained import adapter_view
 from tsx_runtime.worker.generation.sampler import Sampler, SamplingRunner, sampling_arguments, token_logprob
 
 MOST_SEQUENCES = 64  # at a time, on a CPU
@@ -42,24 +43,17 @@ LONGEST_WAIT = 60  # seconds until a refused client may try again
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)  # at INFO it says what it chose, for each lane
 
 
-class GenerationLimits(NamedTuple):
-    """What the block `huggingface` of model-config.yaml sets. None: as much as fits."""
-
-    sequences: int | None = None  # that run at a time
-    memory: int | None = None  # bytes of the cache, of all adapters together
-
-
 class TransformersEngine:
     adapters: Sequence[str]
 
-    def __init__(self, model: Any, adapters: Mapping[str, Path], limits: GenerationLimits, end_tokens: Sequence[int]) -> None:
+    def __init__(self, model: Any, adapters: Mapping[str, Path], config: HuggingFaceConfig, end_tokens: Sequence[int]) -> None:
         """`start` makes it ready. Raises `LoadError`."""
         attention.register()
         attention.choose(model)
         models = {None: model} | {name: adapter_view(model, name, directory) for name, directory in adapters.items()}
         self.adapters = list(adapters)
         self._lanes = {
-            name: EngineLane(each, batching_config(each, limits, len(models), index), end_tokens)
+            name: EngineLane(each, batching_config(each, config, len(models), index), end_tokens)
             for index, (name, each) in enumerate(models.items())
         }
 
@@ -307,11 +301,11 @@ class EngineLane:
         self._thread.join()
 
 
-def batching_config(model: Any, limits: GenerationLimits, lanes: int, index: int) -> ContinuousBatchingConfig:
+def batching_config(model: Any, limits: HuggingFaceConfig, lanes: int, index: int) -> ContinuousBatchingConfig:
     """For one of so many lanes, which share the memory. Raises `LoadError`."""
-    config = ContinuousBatchingConfig(scheduler_type="tsx", max_requests_per_batch=limits.sequences, allow_block_sharing=True)
+    config = ContinuousBatchingConfig(scheduler_type="tsx", max_requests_per_batch=limits.max_sequences, allow_block_sharing=True)
     on_cpu = model.device.type == "cpu"
-    if not on_cpu and limits.memory is None:
+    if not on_cpu and limits.cache_memory is None:
         config.max_memory_percent = 0.8 / (lanes - index)  # of what those before it have left
         return config
     text = model.config.get_text_config()
@@ -319,10 +313,10 @@ def batching_config(model: Any, limits: GenerationLimits, lanes: int, index: int
     each = text.num_hidden_layers * FullAttentionCacheAllocator.get_bytes_per_page(
         find_num_key_value_heads(text), find_head_dim(text), model.dtype, 1
     )
-    memory = limits.memory
+    memory = limits.cache_memory
     if on_cpu:
         config.page_size = PAGE
-        config.max_requests_per_batch = limits.sequences or MOST_SEQUENCES
+        config.max_requests_per_batch = limits.max_sequences or MOST_SEQUENCES
         config.max_batch_tokens = max(STEP, config.max_requests_per_batch)
         each += config.max_batch_tokens * size + 8  # the attention mask's column, and the index
     if memory is None:
@@ -335,26 +329,3 @@ def batching_config(model: Any, limits: GenerationLimits, lanes: int, index: int
             f"for each of {lanes} adapters, at {each} bytes a token. Set cacheMemory to {4 * config.page_size * each * lanes} or more."
         )
     return config
-
-
-def adapter_view(model: Any, name: str, directory: Path) -> Any:
-    """The model with an adapter, sharing the model's tensors. Raises `LoadError`."""
-    shared = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
-    view = copy.deepcopy(model, shared)
-    try:
-        from peft import PeftConfig  # an extra
-
-        if (bias := getattr(PeftConfig.from_pretrained(str(directory)), "bias", "none")) != "none":
-            raise LoadError(
-                f"The adapter {name} was trained with bias={bias}, which changes the model that others share. Train it without."
-            )
-        view.load_adapter(str(directory))
-    except ImportError as error:
-        raise LoadError(f"The adapter {name} needs peft: pip install 'tsx-serve[peft]'") from error
-    except UnpicklingError as error:
-        raise LoadError(
-            f"The adapter {name} is a pickle that holds more than weights, so it is not read. Save it again as safetensors."
-        ) from error
-    except (OSError, RuntimeError, ValueError) as error:
-        raise LoadError(f"The adapter {name} does not fit the model: {in_words(error)}") from error
-    return view.eval()

@@ -17,13 +17,12 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
 from tsx_runtime.worker.generation.interface import EngineStats, Sampling, TokenLogprob, Tokens
+from tsx_runtime.worker.generation.pretrained import PretrainedFiles
 
 WAITING = 4  # sequences for each that can run may wait
-RANKS = (8, 16, 32, 64, 128, 256, 512)  # of adapters, for which vLLM has kernels
 
 
 class CacheRecorder(StatLoggerBase):  # type: ignore[misc]  # vLLM is an extra
@@ -44,7 +43,6 @@ class VllmEngine:
     def __init__(self, llm: Any, adapters: Mapping[str, Path], end_tokens: Sequence[int], recorder: CacheRecorder) -> None:
         config = llm.vllm_config
         self.context_length = int(config.model_config.max_model_len)
-        self.cache_tokens = int(config.cache_config.num_gpu_blocks or 0) * int(config.cache_config.block_size)
         self.adapters = list(adapters)
         self._sequences = int(config.scheduler_config.max_num_seqs)
         self._llm = llm
@@ -55,11 +53,10 @@ class VllmEngine:
         self._open: dict[str, bool] = {}  # sequences: whether they have a token
 
     @classmethod
-    async def load(
-        cls, directory: Path, adapters: Mapping[str, Path], dtype: str, config: HuggingFaceConfig, trust: bool, end_tokens: Sequence[int]
-    ) -> VllmEngine:
+    async def load(cls, files: PretrainedFiles, end_tokens: Sequence[int]) -> VllmEngine:
         """Raises `LoadError`."""
-        arguments: dict[str, Any] = {"model": str(directory), "dtype": dtype, "enable_prefix_caching": True, "trust_remote_code": trust}
+        config, adapters = files.config, files.adapters
+        arguments: dict[str, Any] = {"model": str(files.directory), "dtype": files.dtype, "trust_remote_code": files.trusted}
         if config.max_sequences is not None:
             arguments["max_num_seqs"] = config.max_sequences
         if config.cache_memory is not None:
@@ -67,8 +64,8 @@ class VllmEngine:
         recorder = CacheRecorder()
         try:
             if adapters:
-                arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": rank_of(adapters.values())}
-            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[lambda *_: recorder])
+                arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": max(map(rank_of, adapters.values()))}
+            llm = AsyncLLM.from_engine_args(AsyncEngineArgs(enable_prefix_caching=True, **arguments), stat_loggers=[lambda *_: recorder])
         except (OSError, RuntimeError, ValueError) as error:
             raise LoadError(f"vLLM cannot run this model: {in_words(error)}") from error
         engine = cls(llm, adapters, end_tokens, recorder)
@@ -143,10 +140,7 @@ def tokens_of(completion: Any, most: int) -> Tokens:
     return Tokens(ids, finished, logprobs)  # type: ignore[arg-type]
 
 
-def rank_of(adapters: Any) -> int:
-    """The smallest that fits all. Raises ValueError where one is too large."""
-    most = max(int(json.loads((path / "adapter_config.json").read_text())["r"]) for path in adapters)
-    found = next((rank for rank in RANKS if rank >= most), None)
-    if found is None:
-        raise ValueError(f"an adapter has the rank {most}; vLLM takes at most {RANKS[-1]}")
-    return found
+def rank_of(adapter: Path) -> int:
+    """As vLLM has kernels for: a power of two, 8 or more. It refuses what is too large."""
+    rank = int(json.loads((adapter / "adapter_config.json").read_text())["r"])
+    return max(8, 1 << (rank - 1).bit_length())

@@ -30,7 +30,7 @@ BUILTIN = {
     "base_handler": "tsx_runtime.worker.handlers.base:BaseHandler",
     "dali_image_classifier": "tsx_runtime.worker.handlers.dali:DALIImageClassifier",
     "huggingface": "tsx_runtime.worker.handlers.huggingface.handler:HuggingFaceHandler",
-    "huggingface_generation": "tsx_runtime.worker.generation.handler:HuggingFaceGeneration",
+    "huggingface_generation": "tsx_runtime.worker.handlers.huggingface.generation:HuggingFaceGeneration",
     "image_classifier": "tsx_runtime.worker.handlers.image_classifier:ImageClassifier",
     "image_segmenter": "tsx_runtime.worker.handlers.image_segmenter:ImageSegmenter",
     "mlflow_pyfunc": "tsx_runtime.worker.handlers.mlflow.pyfunc:MLflowPyfunc",

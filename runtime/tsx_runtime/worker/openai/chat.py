@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import Field
 
 from tsx_runtime.worker.codecs.bodies import RefusedField, TokenCount
-from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece, TokenLogprob
+from tsx_runtime.worker.generation.generator import TextGenerator
+from tsx_runtime.worker.generation.interface import TextPiece, TokenLogprob
 from tsx_runtime.worker.openai.messages import Message, Tool, choose_tools, encode
 from tsx_runtime.worker.openai.replies import ChoicesReply, ChoicesRequest, finite, new_id, schema_of
 from tsx_runtime.worker.openai.requests import Logprobs, read

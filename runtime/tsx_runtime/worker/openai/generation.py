@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import PredictionException
-from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece, beside_streams
+from tsx_runtime.worker.generation.generator import TextGenerator
+from tsx_runtime.worker.generation.interface import TextPiece, beside_streams
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.openai.chat import ChatReply
 from tsx_runtime.worker.openai.completions import CompletionReply

@@ -9,7 +9,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
 from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField, shown
-from tsx_runtime.worker.generation.interface import TextGenerator
+from tsx_runtime.worker.generation.generator import TextGenerator
 
 
 class TextPart(BodyObject, extra="ignore"):

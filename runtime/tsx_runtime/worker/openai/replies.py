@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, Field, model_validator
 
 from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField
-from tsx_runtime.worker.generation.interface import FinishReason, Sampling, TextGenerator, TextPiece, TokenLogprob
+from tsx_runtime.worker.generation.generator import TextGenerator
+from tsx_runtime.worker.generation.interface import FinishReason, Sampling, TextPiece, TokenLogprob
 from tsx_runtime.worker.openai.requests import Choices, TextRequest
 
 DONE = b"data: [DONE]\n\n"

@@ -8,7 +8,8 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 from pydantic import Field
 
 from tsx_runtime.worker.codecs.bodies import MOST_TOKENS, BodyObject, RefusedField, Seed, Stops, unsupported, validated
-from tsx_runtime.worker.generation.interface import Sampling, TextGenerator
+from tsx_runtime.worker.generation.generator import TextGenerator
+from tsx_runtime.worker.generation.interface import Sampling
 
 # What tells who asks, or how OpenAI's own service is to treat a request: the answer is the same without them.
 HARMLESS = frozenset(

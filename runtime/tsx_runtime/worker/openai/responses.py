@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from tsx_runtime.worker.codecs.bodies import BodyObject, TokenCount
-from tsx_runtime.worker.generation.interface import TextGenerator, TextPiece
+from tsx_runtime.worker.generation.generator import TextGenerator
+from tsx_runtime.worker.generation.interface import TextPiece
 from tsx_runtime.worker.openai.messages import Message, encode
 from tsx_runtime.worker.openai.replies import Choice, TextFormat, continuations, event, new_id, schema_of
 from tsx_runtime.worker.openai.requests import TextRequest, read

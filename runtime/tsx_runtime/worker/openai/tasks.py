@@ -11,12 +11,12 @@ import math
 import secrets
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from tsx_runtime.worker.codecs.bodies import RefusedField
-from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
+from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.openai import requests
 from tsx_runtime.worker.openai.requests import OpenAIRequest
 
@@ -25,24 +25,28 @@ MOST_INPUTS = 2048
 MOST_DOCUMENTS = 10_000
 
 
-def read(path: str, body: Any, model: str) -> TaskRequest:
-    """`body`: that of a row, as bytes or parsed; of a form, the row itself. `model`: the name of this one. Raises InvalidInput."""
-    request = _request(path, body)
-    adapter = request.adapter(model)
-    inputs, parameters = request.task()
-    return TaskRequest(inputs, parameters | ({"adapter": adapter} if adapter else {}))
+class TaskBody(OpenAIRequest):
+    def task(self) -> tuple[Any, dict[str, Any]]:
+        """Inputs and parameters."""
+        raise NotImplementedError
+
+    def answer(self, output: Any, tokens: int, model: str) -> bytes:
+        """`output`: the task's. Raises RefusedField."""
+        raise NotImplementedError
+
+    def task_request(self, model: str) -> TaskRequest:
+        """`model`: the name of this one."""
+        inputs, parameters = self.task()
+        adapter = self.adapter(model)
+        return TaskRequest(inputs, parameters | ({"adapter": adapter} if adapter else {}))
 
 
-def write(path: str, body: Any, results: Sequence[TaskResult], model: str) -> bytes:
-    """The answer to that request. Raises InvalidInput."""
-    request = _request(path, body)
-    return request.answer(results[0].output, sum(result.tokens for result in results), request.model or model)
-
-
-def _request(path: str, body: Any) -> _TaskRequest:
-    kind: type[_TaskRequest] | None = _KINDS.get(path)
+def read(path: str, row: Any) -> TaskBody:
+    """Of a row, as a handler gets it. Raises RefusedField."""
+    kind = _KINDS.get(path)
     if kind is None:
         raise RefusedField(f"There is no /{path} for this model; it has one of {', '.join(f'/{each}' for each in _KINDS)}.", status=404)
+    body = row.get("body", row) if isinstance(row, Mapping) else row
     if kind is TranscriptionRequest:
         if not isinstance(body, Mapping):
             raise RefusedField("The body is no form. Send the audio as multipart/form-data, with the fields 'file' and 'model'.", "file")
@@ -63,13 +67,13 @@ def _texts(given: Any) -> Any:
     return texts
 
 
-class EmbeddingsRequest(OpenAIRequest):
+class EmbeddingsRequest(TaskBody):
     input: Annotated[list[str], BeforeValidator(_texts), Field(max_length=MOST_INPUTS)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1)] | None = None
 
     def task(self) -> tuple[Any, dict[str, Any]]:
-        return self.input, {}
+        return self.input, {"normalize": True}  # of length 1 there, and of texts as a whole
 
     def answer(self, vectors: Sequence[Sequence[float]], tokens: int, model: str) -> bytes:
         size = self.dimensions
@@ -99,7 +103,7 @@ def _text_of(document: Any) -> Any:
     return document.get("text") if isinstance(document, dict) else document
 
 
-class RerankRequest(OpenAIRequest):
+class RerankRequest(TaskBody):
     query: Annotated[str, Field(min_length=1)]
     documents: Annotated[list[Annotated[str, BeforeValidator(_text_of)]], Field(min_length=1, max_length=MOST_DOCUMENTS)]
     top_n: Annotated[int, Field(ge=1)] | None = None
@@ -122,7 +126,7 @@ class RerankRequest(OpenAIRequest):
         return json.dumps(shown, ensure_ascii=False).encode()
 
 
-class TranscriptionRequest(OpenAIRequest, strict=False):
+class TranscriptionRequest(TaskBody, strict=False):
     """A form, whose fields come as bytes."""
 
     file: Annotated[bytes, Field(min_length=1)]
@@ -151,8 +155,7 @@ class TranscriptionRequest(OpenAIRequest, strict=False):
         return json.dumps(shown | {"segments": segments}, ensure_ascii=False).encode()
 
 
-_TaskRequest: TypeAlias = EmbeddingsRequest | RerankRequest | TranscriptionRequest
-_KINDS: Mapping[str, type[_TaskRequest]] = {
+_KINDS: Mapping[str, type[TaskBody]] = {
     EMBEDDINGS: EmbeddingsRequest,
     **dict.fromkeys(RERANK, RerankRequest),
     TRANSCRIPTIONS: TranscriptionRequest,

@@ -95,6 +95,8 @@ def test_the_server_answers_while_it_downloads(
     served: tuple[RunningServer, Hub], until: Callable[[Callable[[], object]], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     server, hub = served
+    assert register(server, "hf:org/tiny").status_code == 200  # so that all but one file is in the cache, whatever ran before
+    server.call(lambda: server.registry.unregister("tiny"))
     hub.repos["org/tiny"].commit({**FILES, "vocab.txt": os.urandom(1000)})
     caplog.set_level(logging.INFO, "tsx.registry")
     hub.asked.clear()

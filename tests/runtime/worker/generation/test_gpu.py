@@ -13,9 +13,10 @@ import torch
 
 from tests.runtime.worker.generation.conftest import Run
 from tests.support.language_models import character_model, zen
+from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.worker.generation import attention
 from tsx_runtime.worker.generation.interface import Sampling
-from tsx_runtime.worker.generation.transformers_engine import GenerationLimits, TransformersEngine
+from tsx_runtime.worker.generation.transformers_engine import TransformersEngine
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -39,7 +40,7 @@ def tokens(model: Path) -> list[int]:
 def engine(model: Path, run: Run) -> Iterator[TransformersEngine]:
     from transformers import AutoModelForCausalLM
 
-    engine = TransformersEngine(AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to("cuda"), {}, GenerationLimits(), [0])
+    engine = TransformersEngine(AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16).to("cuda"), {}, HuggingFaceConfig(), [0])
     run(engine.start())
     yield engine
     run(engine.close())

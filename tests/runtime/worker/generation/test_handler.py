@@ -17,7 +17,7 @@ from tsx_runtime.worker.generation.loading import torch_threads
 PROMPT = "Beautiful is better"
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
 BREAKABLE = """
-from tsx_runtime.worker.generation.handler import HuggingFaceGeneration
+from tsx_runtime.worker.handlers.huggingface.generation import HuggingFaceGeneration
 
 
 class Handler(HuggingFaceGeneration):
@@ -203,7 +203,7 @@ def test_an_engine_that_ends_ends_its_worker(start_worker: StartWorker, llama: P
 def test_a_directory_without_a_model_says_what_is_wrong(start_worker: StartWorker) -> None:
     worker = start_worker(files={"huggingface_model/README.md": "nothing"}, handler="huggingface_generation", mode="async")
     assert not worker.loaded
-    assert "The model's directory cannot be read" in worker.report["message"]
+    assert "The archive has no huggingface_model/config.json" in worker.report["message"]
 
 
 @pytest.mark.parametrize(("parameters", "cores", "threads"), [(3_000_000, 8, 7), (3_000_000, 1, 1), (1_000_000_000, 8, 8)])

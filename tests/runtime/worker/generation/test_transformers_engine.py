@@ -13,10 +13,11 @@ import torch
 
 from tests.runtime.worker.generation.conftest import Run
 from tests.support.language_models import CONTEXT, bpe_tokenizer
+from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.worker.exceptions import EngineDied, LoadError
 from tsx_runtime.worker.generation.interface import Sampling
-from tsx_runtime.worker.generation.transformers_engine import GenerationLimits, TransformersEngine
+from tsx_runtime.worker.generation.transformers_engine import TransformersEngine
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 small_pages = pytest.mark.skipif(DEVICE == "cuda", reason="a page of a GPU's cache is as large as this model's context")
@@ -49,7 +50,7 @@ async def until_running(engine: TransformersEngine, sequences: int) -> None:
 
 
 def start(run: Run, model: Any, adapters: dict[str, Path] | None = None, **limits: Any) -> TransformersEngine:
-    engine = TransformersEngine(model, adapters or {}, GenerationLimits(**limits), [bpe_tokenizer().eos_token_id])
+    engine = TransformersEngine(model, adapters or {}, HuggingFaceConfig(**limits), [bpe_tokenizer().eos_token_id])
     run(engine.start())
     return engine
 
@@ -211,7 +212,7 @@ def test_adapters_share_the_weights_of_the_base(llama: Path, adapters: dict[str,
 
 @small_pages
 def test_a_small_cache_makes_sequences_wait_and_then_refuses(llama: Path, run: Run, wanted: list[list[int]]) -> None:
-    engine = start(run, model_of(llama), sequences=2, memory=300_000)
+    engine = start(run, model_of(llama), max_sequences=2, cache_memory=300_000)
     try:
         assert engine.context_length == engine.cache_tokens < CONTEXT
         longest = Sampling(max_tokens=engine.context_length - len(ids("a")), temperature=0.0)
@@ -237,7 +238,7 @@ def test_a_small_cache_makes_sequences_wait_and_then_refuses(llama: Path, run: R
 
 @small_pages
 def test_a_full_cache_takes_new_sequences_once_all_have_left(llama: Path, run: Run, wanted: list[list[int]]) -> None:
-    engine = start(run, model_of(llama), sequences=8, memory=400_000)
+    engine = start(run, model_of(llama), max_sequences=8, cache_memory=400_000)
     scheduler = engine._lanes[None]._manager.batch_processor.scheduler
 
     async def leave() -> list[int]:
@@ -258,13 +259,13 @@ def test_a_full_cache_takes_new_sequences_once_all_have_left(llama: Path, run: R
 
 def test_a_cache_that_is_too_small_for_anything_is_refused_at_load(llama: Path) -> None:
     with pytest.raises(LoadError, match=r"Set cacheMemory to \d+ or more"):
-        TransformersEngine(model_of(llama), {}, GenerationLimits(memory=5000), [0])
+        TransformersEngine(model_of(llama), {}, HuggingFaceConfig(cache_memory=5000), [0])
 
 
 def test_an_adapter_that_does_not_fit_is_named(llama: Path, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(LoadError, match="The adapter odd does not fit the model"):
-        TransformersEngine(model_of(llama), {"odd": tmp_path}, GenerationLimits(), [0])
+        TransformersEngine(model_of(llama), {"odd": tmp_path}, HuggingFaceConfig(), [0])
 
 
 def test_an_engine_that_dies_ends_all_its_streams(llama: Path, run: Run) -> None:
@@ -317,4 +318,4 @@ def test_an_adapter_that_changes_the_shared_model_is_refused(llama: Path, adapte
     config = tmp_path / "adapter_config.json"
     config.write_text(config.read_text().replace('"bias": "none"', '"bias": "all"'))
     with pytest.raises(LoadError, match="own was trained with bias=all, which changes the model that others share"):
-        TransformersEngine(model_of(llama), {"own": tmp_path}, GenerationLimits(), [0])
+        TransformersEngine(model_of(llama), {"own": tmp_path}, HuggingFaceConfig(), [0])

@@ -13,12 +13,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.runtime.worker.generation.conftest import Run
 from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.worker.exceptions import EngineDied, LoadError
 from tsx_runtime.worker.generation.interface import Sampling, TokenLogprob
+from tsx_runtime.worker.generation.pretrained import PretrainedFiles
 
 
 class Namespace:
@@ -37,6 +39,8 @@ class FakeLLM:
 
     def __init__(self, arguments: dict[str, Any], stat_loggers: list[Any]) -> None:
         FakeLLM.made = self
+        if arguments.get("max_lora_rank", 8) > 512:
+            raise ValueError("max_lora_rank should be 1, 8, 16, 32, 64, 128, 256, 320 or 512")
         if arguments["model"].endswith("bad"):
             raise ValueError("no such architecture")
         self.arguments = arguments
@@ -47,7 +51,6 @@ class FakeLLM:
         self.gate = asyncio.Event()
         self.vllm_config = SimpleNamespace(
             model_config=SimpleNamespace(max_model_len=512),
-            cache_config=SimpleNamespace(num_gpu_blocks=100, block_size=16),
             scheduler_config=SimpleNamespace(max_num_seqs=arguments.get("max_num_seqs", 256)),
         )
 
@@ -103,7 +106,9 @@ def engine_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def load(run: Run, engine_class: Any, directory: str = "/models/m", adapters: Any = (), **config: Any) -> Any:
-    return run(engine_class.load(Path(directory), dict(adapters), "bfloat16", HuggingFaceConfig(**config), False, [0]))
+    task, device = "text-generation", torch.device("cuda", 0)
+    files = PretrainedFiles(Path(directory), dict(adapters), task, HuggingFaceConfig(**config), "bfloat16", device, False)
+    return run(engine_class.load(files, [0]))
 
 
 async def collect(engine: Any, prompt: list[int], sampling: Sampling) -> list[Any]:
@@ -115,7 +120,7 @@ def test_tokens_come_as_vllm_gives_them(run: Run, engine_class: Any) -> None:
     arguments = FakeLLM.made.arguments
     assert (arguments["model"], arguments["dtype"], arguments["max_num_seqs"]) == ("/models/m", "bfloat16", 8)
     assert (arguments["kv_cache_memory_bytes"], arguments["enable_prefix_caching"]) == (1 << 30, True)
-    assert (engine.context_length, engine.cache_tokens) == (512, 1600)
+    assert engine.context_length == 512
     sampling = Sampling(max_tokens=5, temperature=0.7, top_p=0.9, top_k=3, seed=1, logprobs=True, top_logprobs=1)
     found = run(collect(engine, [3, 4], sampling))
     assert [(tokens.token_ids, tokens.finished) for tokens in found] == [([3], None), ([4], None), ([0], "stop")]
@@ -188,5 +193,5 @@ def test_what_vllm_cannot_run_is_a_failure_to_load(run: Run, engine_class: Any, 
     with pytest.raises(LoadError, match="vLLM cannot run this model: ValueError: no such architecture"):
         load(run, engine_class, "/models/bad")
     (tmp_path / "adapter_config.json").write_text('{"r": 1000}')
-    with pytest.raises(LoadError, match="rank 1000"):
+    with pytest.raises(LoadError, match=r"vLLM cannot run this model: .*max_lora_rank should be"):
         load(run, engine_class, adapters={"large": tmp_path})

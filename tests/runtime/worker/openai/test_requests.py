@@ -17,7 +17,8 @@ from tsx_runtime.worker.openai.requests import NEUTRAL, read
     [("m/ada", {"adapter": "ada"}), ("m:1.0/ada", {"adapter": "ada"}), ("/ada", {"adapter": "ada"}), ("m", {}), ("org/other", {})],
 )
 def test_an_adapter_is_named_behind_this_models_name(model: str, parameters: dict[str, Any]) -> None:
-    assert tasks.read("v1/embeddings", {"model": model, "input": "a"}, "m") == (["a"], parameters)
+    request = tasks.read("v1/embeddings", {"model": model, "input": "a"}).task_request("m")
+    assert request == (["a"], {"normalize": True} | parameters)
 
 
 def test_fields_that_mean_nothing_are_taken_and_others_are_refused() -> None:

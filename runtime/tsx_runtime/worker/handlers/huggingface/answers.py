@@ -69,7 +69,7 @@ class QuestionAnswering(TextTask):
         ]
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
-        found = self.loaded.model(**self.padded(units))
+        found = self.model(**self.padded(units))
         logits = torch.stack((found.start_logits, found.end_logits), dim=-1).float().cpu()
         return [_best(unit.tensors, row[: unit.length], unit.options) for unit, row in zip(units, logits, strict=True)]
 

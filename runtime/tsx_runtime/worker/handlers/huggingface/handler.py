@@ -11,15 +11,16 @@ from typing import Any
 import torch
 from PIL import Image
 
-from tsx_archiver.metadata.huggingface import MANIFEST_KEY as KEY
+from tsx_archiver.metadata.huggingface import HANDLER, family
 from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError, in_words
-from tsx_runtime.worker.generation.interface import TaskRequest, TaskResult
+from tsx_runtime.worker.generation.interface import TaskResult
+from tsx_runtime.worker.generation.pretrained import find_pretrained
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.huggingface.answers import QuestionAnswering
 from tsx_runtime.worker.handlers.huggingface.classification import FillMask, TextClassification, TokenClassification, ZeroShotClassification
-from tsx_runtime.worker.handlers.huggingface.loading import Loaded, family, load
+from tsx_runtime.worker.handlers.huggingface.loading import Loaded, load
 from tsx_runtime.worker.handlers.huggingface.pipelines import IMAGES, ImageTask, ImageTextToText, SoundTask, SpeechRecognition
 from tsx_runtime.worker.handlers.huggingface.requests import read_body
 from tsx_runtime.worker.handlers.huggingface.sentences import Sentences, TextRanking
@@ -64,16 +65,16 @@ class HuggingFaceHandler:
         self.precision: str | None = None
 
     def initialize(self, context: Context) -> None:
-        self.device = choose_device(context.system_properties.get("gpu_id"))
         if not context.system_properties.get("limit_max_image_pixels", True):
             Image.MAX_IMAGE_PIXELS = None
-        task = str((context.model_yaml_config.get(KEY) or {}).get("task") or (context.manifest.get(KEY) or {}).get("task") or "")
-        if family(task) not in TASKS:
+        self.device = choose_device(context.system_properties.get("gpu_id"))
+        files = find_pretrained(context, self.device)
+        if family(files.task) not in TASKS:
             known = ", ".join(sorted(TASKS))
-            raise LoadError(f"huggingface.task is {task!r}; the handler {KEY} has {known}. Name it with --task when packing.")
-        self.loaded = load(context, self.device)
+            raise LoadError(f"huggingface.task is {files.task!r}; the handler {HANDLER} has {known}. Name it with --task when packing.")
+        kind = TASKS[family(files.task)]
+        self.loaded = load(files)
         self.precision = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}.get(self.loaded.model.dtype)
-        kind = TASKS[family(task)]
         if kind is TextRanking and type(self.loaded.model).__name__.endswith("Model"):
             kind = Sentences
         self.task = kind(self.loaded)
@@ -96,26 +97,25 @@ class HuggingFaceHandler:
     def handle(self, data: Any, context: Context) -> list[Any]:
         if context.get_request_header(0, "describe") == "True":
             return [self._described()]
-        paths = [str(context.get_request_header(position, "url_path") or "").strip("/") for position in range(len(data))]
+        own: dict[int, openai.TaskBody] = {}  # of the rows that came to a path of OpenAI's
 
         def read(position: int, row: Any) -> Request:
-            path = paths[position]
+            path = str(context.get_request_header(position, "url_path") or "").strip("/")
             if path not in OPENAI_TASKS and not path.startswith("v1/"):
-                paths[position] = ""
                 return self._read(row)
             if OPENAI_TASKS.get(path) != self.loaded.task:
                 raise InvalidInput(
                     f"Model {context.model_name} is of the task {self.loaded.task}, which does not answer /{path}. "
                     f'Send {{"inputs": ...}} to /predictions/{context.model_name}.'
                 )
-            return self._read_of(path, row, context.model_name)
+            own[position] = openai.read(path, row)
+            return self.task.read(own[position].task_request(context.model_name))
 
         def write(position: int, result: TaskResult) -> Any:
-            if not paths[position]:
+            if position not in own:
                 return JsonText(to_compact_json(result.output, context.json_nan))
             context.set_response_content_type(position, "application/json")
-            row = data[position]
-            return openai.write(paths[position], row.get("body", row), [result], context.model_name)
+            return own[position].answer(result.output, result.tokens, own[position].model or context.model_name)
 
         requests = each_or_bad(read, data)
         with torch.inference_mode():
@@ -136,23 +136,17 @@ class HuggingFaceHandler:
         """A row does not tell its path, but these formats differ from the others. None where it is refused."""
         for path in (openai.EMBEDDINGS, openai.RERANK[0]):
             with suppress(InvalidInput):
-                return self._read_of(path, row, "")
+                return self.task.read(openai.read(path, row).task_request(""))
         return None
 
     def _read(self, row: Any) -> Request:
         found: Request | None = row.get(_READ) if isinstance(row, Mapping) else None
         return found if found is not None else self.task.read(read_body(row, self.task.fields, media=self.task.media))
 
-    def _read_of(self, path: str, row: Any, model: str) -> Request:
-        request: TaskRequest = openai.read(path, row.get("body", row) if isinstance(row, Mapping) else row, model)
-        if path == openai.EMBEDDINGS:  # of length 1 there, and of texts as a whole
-            request = request._replace(parameters={**request.parameters, "normalize": True})
-        return self.task.read(request)
-
     def _described(self) -> dict[str, Any]:
         return {
             "task": self.loaded.task,
             "architecture": type(self.loaded.model).__name__,
             "parameters": sorted(self.task.parameters),
-            "adapters": list(self.loaded.adapters.names),
+            "adapters": list(self.loaded.adapters),
         }

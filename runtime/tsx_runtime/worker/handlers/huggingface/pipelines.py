@@ -48,6 +48,9 @@ class PipelineTask(Task):
         self.pipeline = loaded.pipeline
         self._in_parts = isinstance(self.pipeline, ChunkPipeline)  # whether an input may be several units
 
+    def use(self, model: Any) -> None:
+        self.model = self.pipeline.model = model
+
     def units(self, requests: Sequence[Request]) -> list[Unit]:
         return [unit for units in each_or_bad(self.units_of, requests) for unit in units]
 

@@ -73,7 +73,7 @@ class Sentences(TextTask):
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
         inputs = self.padded(units)
-        tokens = self.loaded.model(**inputs)[0]
+        tokens = self.model(**inputs)[0]
         if units[0].key:
             return list(self.layout.vectors(tokens, inputs["attention_mask"]).cpu())
         return [row[None, : unit.length] for row, unit in zip(tokens.float().cpu(), units, strict=True)]  # as transformers' pipeline
@@ -110,7 +110,7 @@ class TextRanking(TextTask):
         return [TextRow(number, query, text, request.parameters.get("truncate", True)) for number, text in enumerate(texts, 1)]
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
-        return list(self.loaded.model(**self.padded(units)).logits.float().cpu())
+        return list(self.model(**self.padded(units)).logits.float().cpu())
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:
         """Of one label a probability, as sentence-transformers has it by default; of several that of the last."""

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, TypeAdapter
 
+from tsx_archiver.metadata.huggingface import family
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface import requests as read
-from tsx_runtime.worker.handlers.huggingface.loading import Loaded, family
+from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.tasks import Request, Unit
 from tsx_runtime.worker.handlers.huggingface.texts import EXAMPLE, TextRow, TextTask
 
@@ -63,7 +64,7 @@ class TextToText(TextTask):
 
     def run(self, units: Sequence[Unit]) -> Sequence[Any]:
         options: Any = units[0].key
-        found = self.loaded.model.generate(**self.padded(units), **dict(options))
+        found = self.model.generate(**self.padded(units), **dict(options))
         return list(found.view(len(units), -1, found.shape[-1]))
 
     def output(self, request: Request, parts: list[list[Any]]) -> Any:

@@ -54,13 +54,19 @@ class Task(ABC):
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
+        self.model = loaded.model  # with the adapter of the requests that run
         self.budget = loaded.budget
+
+    def use(self, model: Any) -> None:
+        self.model = model
 
     def read(self, request: TaskRequest) -> Request:
         """Raises InvalidInput."""
         given = dict(request.parameters)
         adapter = given.pop("adapter", None)
-        self.loaded.adapters.check(adapter)
+        if adapter is not None and adapter not in list(self.loaded.adapters):
+            have = f"it has {', '.join(self.loaded.adapters)}" if self.loaded.adapters else "it has none"
+            raise InvalidInput(f"The model has no adapter {adapter!r}; {have}.")
         parameters = read_parameters(given, self.parameters, self.loaded.task)
         if adapter is not None:
             parameters["adapter"] = adapter
@@ -95,7 +101,8 @@ class Task(ABC):
         keys = [(requests[unit.request].adapter, unit.key) for unit in units]
 
         def run(positions: list[int]) -> Sequence[Any]:
-            self.loaded.adapters.apply(keys[positions[0]][0])
+            adapter, _ = keys[positions[0]]
+            self.use(self.loaded.model if adapter is None else self.loaded.adapters[adapter])
             try:
                 return self.run([units[position] for position in positions])
             except ValueError as error:  # in transformers' words, of what `generate` or the model cannot do

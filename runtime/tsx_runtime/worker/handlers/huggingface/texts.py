@@ -57,10 +57,10 @@ class TextTask(Task):
         for index, (position, row) in enumerate(rows):
             length = len(encodings[index]["input_ids"])
             units[position].append(Unit(position, row.input, encodings[index], length, self.key(requests[position])))
-        return [unit for own in each_or_bad(lambda _, own: self.fitting(own), units) for unit in own]
+        return [unit for own in each_or_bad(self._checked, units) for unit in own]
 
-    def fitting(self, units: list[Unit]) -> list[Unit]:
-        return [check_length(unit, self.loaded) for unit in units]
+    def _checked(self, _: int, own: list[Unit]) -> list[Unit]:
+        return [check_length(unit, self.loaded) for unit in own]
 
     def _tokenized(self, rows: Sequence[TextRow]) -> list[dict[str, Any]]:
         """Rows of one kind."""

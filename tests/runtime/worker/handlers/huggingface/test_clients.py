@@ -27,6 +27,7 @@ from tsx_archiver.metadata.huggingface import HuggingFaceConfig
 from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.generation import loading as generation
+from tsx_runtime.worker.generation.pretrained import PretrainedFiles
 from tsx_runtime.worker.openai import tasks as openai
 
 hub = pytest.importorskip("huggingface_hub")
@@ -115,20 +116,24 @@ def test_what_a_transcription_costs_is_no_field_of_it(served: Get) -> None:
     model = served("whisper", "automatic-speech-recognition")
     form = {"file": sound(0.2), "model": b"m"}
     assert model.handler.cost(form) == 1
-    openai.read("v1/audio/transcriptions", form, "m")
+    openai.read("v1/audio/transcriptions", form)
 
 
 @pytest.mark.parametrize(
     ("task", "config", "message"),
     [
         ("text-generation", {}, "huggingface.task is 'text-generation'; the handler huggingface has audio-classification"),
-        ("text-classification", {"huggingface": {"dtype": "fp8"}}, "dtype in model-config.yaml is 'fp8'; it must be auto, fp32"),
+        ("text-classification", {"huggingface": {"dtype": "fp8"}}, "model-config.yaml cannot be used: dtype must be one of auto, fp32"),
         ("image-classification", {}, "cannot be loaded for the task 'image-classification'"),
     ],
 )
 def test_what_cannot_be_loaded_is_said(model_root: Path, tmp_path: Path, task: str, config: dict[str, Any], message: str) -> None:
     with pytest.raises(LoadError, match=message):
         start(huggingface_models.model("bert-classification", model_root), task, tmp_path, config)
+
+
+def files_of(directory: Path) -> PretrainedFiles:
+    return PretrainedFiles(directory, {}, "text-generation", HuggingFaceConfig(), "auto", torch.device("cpu"), False)
 
 
 class Hostile:
@@ -154,7 +159,7 @@ def test_a_pickle_that_holds_more_than_weights_is_refused(model_root: Path, tmp_
         start(base, "text-classification", tmp_path, adapters=adapters)
     if not adapters:
         with pytest.raises(LoadError, match="a pickle that holds more than weights, so it is not read"):
-            generation.load_model(generation.ModelFiles(base, {}, HuggingFaceConfig(), None, False))
+            generation.load_model(files_of(base))
     assert not (tmp_path / "ran").exists()
 
 
@@ -185,7 +190,7 @@ def test_a_worker_of_a_packed_model_fetches_nothing(
 
 
 def test_loading_is_told_in_lines_of_the_log(model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
-    monkeypatch.setattr("tsx_runtime.worker.generation.load_progress.LOG_EVERY", 0.0)
+    monkeypatch.setattr("tsx_runtime.worker.generation.pretrained.LOG_EVERY", 0.0)
     with caplog.at_level("INFO", "tsx.worker"):
         start(huggingface_models.model("bert-classification", model_root), "text-classification", tmp_path)
     lines = [record.getMessage() for record in caplog.records if record.name == "tsx.worker"]
@@ -194,7 +199,7 @@ def test_loading_is_told_in_lines_of_the_log(model_root: Path, tmp_path: Path, c
     assert any(line.startswith("warm: the first request took") for line in lines)
     caplog.clear()
     with caplog.at_level("INFO", "tsx.worker"):
-        generation.load_model(generation.ModelFiles(tiny_llama(tmp_path / "llama"), {}, HuggingFaceConfig(), None, False))
+        generation.load_model(files_of(tiny_llama(tmp_path / "llama")))
     assert "Loading weights: 10 of 20" in caplog.text
 
 

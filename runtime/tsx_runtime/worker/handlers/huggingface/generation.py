@@ -21,6 +21,7 @@ class HuggingFaceGeneration:
     async def initialize(self, context: Context) -> None:
         self.generator = await load(context)
         self.model = context.model_name
+        self.precision = context.model_yaml_config.get("precision")
         if self.generator.has_chat_template:
             self.input_kind = "chat"
 

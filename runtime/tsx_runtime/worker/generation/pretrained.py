@@ -1,0 +1,128 @@
+"""Directories that Hugging Face's `save_pretrained` wrote, as handlers open them: what is set, progress and errors of loading, adapters."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any, NamedTuple
+
+import torch
+
+from tsx_archiver.metadata.huggingface import ADAPTERS, CONFIG, DIRECTORY, MANIFEST_KEY, HuggingFaceConfig, read_huggingface
+from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.handler_api.context import Context
+
+DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+LOG_EVERY = 5.0  # seconds between two lines about progress
+
+logger = logging.getLogger("tsx.worker")
+
+
+class PretrainedFiles(NamedTuple):
+    """What an archive, its configuration and the server say."""
+
+    directory: Path
+    adapters: dict[str, Path]
+    task: str
+    config: HuggingFaceConfig
+    dtype: str  # in transformers' words
+    device: torch.device
+    trusted: bool  # code that lies in the directory
+
+
+def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
+    """Raises LoadError."""
+    properties, packed = context.system_properties, context.manifest.get(MANIFEST_KEY) or {}
+    directory = Path(properties["model_dir"]) / DIRECTORY
+    if not (directory / CONFIG).is_file():
+        raise LoadError(f"The archive has no {DIRECTORY}/{CONFIG}. Pack the model's directory with `tsx archive DIRECTORY`.")
+    config, problem = read_huggingface(context.model_yaml_config.get(MANIFEST_KEY) or {})
+    if config is None:
+        raise LoadError(f"{MANIFEST_KEY} in model-config.yaml cannot be used: {problem}.")
+    precision = str(context.model_yaml_config.get("precision") or "auto").lower() if config.dtype == "auto" else config.dtype
+    if precision not in DTYPES:
+        raise LoadError(f"precision in model-config.yaml is {precision!r}; it must be {', '.join(DTYPES)}")
+    return PretrainedFiles(
+        directory,
+        {str(name): directory / ADAPTERS / str(name) for name in packed.get("adapters") or ()},
+        config.task or str(packed.get("task") or ""),
+        config,
+        DTYPES[precision],
+        device,
+        bool(properties.get("trust_remote_code")),
+    )
+
+
+@contextmanager
+def loading(what: str, fault: str = "cannot be loaded") -> Iterator[None]:
+    """What transformers and PEFT raise, as LoadError, and their progress bars as lines of the log."""
+    try:
+        from transformers.utils import logging as bars  # an extra
+
+        lines = {"file": _LogLines(), "mininterval": LOG_EVERY, "bar_format": "{desc}: {n_fmt} of {total_fmt}", "leave": False}
+        before = bars.set_tqdm_hook(lambda bar, args, options: bar(*args, **{**options, **lines}))
+        try:
+            yield
+        finally:
+            bars.set_tqdm_hook(before)
+    except UnpicklingError as error:
+        raise LoadError(f"{what} is a pickle that holds more than weights, so it is not read. Save it again as safetensors.") from error
+    except (ImportError, RuntimeError, ValueError, KeyError, OSError) as error:
+        raise LoadError(f"{what} {fault}: {in_words(error)}{_hint(error)}") from error
+
+
+def log_size(directory: Path) -> None:
+    files = [path for path in directory.iterdir() if path.suffix in (".safetensors", ".bin")]
+    logger.info("loading %d file(s) of weights, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
+
+
+def placed(model: Any, files: PretrainedFiles) -> Any:
+    """On its device. The precision auto is the checkpoint's, except for fp16 on a CPU, which has no fast way to compute in it."""
+    if files.dtype == "auto" and files.device.type == "cpu" and model.dtype == torch.float16:
+        model = model.float()
+    if files.device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)  # its attention makes a plan for each length, which batches and steps change
+    return model.to(files.device).eval().requires_grad_(False)
+
+
+def adapter_view(model: Any, name: str, directory: Path) -> Any:
+    """The model with a PEFT adapter; it shares the model's tensors. Raises LoadError."""
+    with loading(f"The adapter {name}", "does not fit the model"):
+        from peft import PeftConfig, PeftModel  # an extra
+
+        config = PeftConfig.from_pretrained(str(directory))
+        if config.is_prompt_learning or config.is_adaption_prompt:
+            raise LoadError(f"The adapter {name} is of the type {config.peft_type}; only those that change layers are served, as LoRA.")
+        if (bias := getattr(config, "bias", "none")) != "none":
+            fault = f"was trained with bias={bias}, which changes the model that others share"
+            raise LoadError(f"The adapter {name} {fault}. Train it without.")
+        shared = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
+        view = PeftModel.from_pretrained(
+            copy.deepcopy(model, shared), str(directory), torch_device=str(model.device), autocast_adapter_dtype=False
+        )
+    return view.get_base_model().eval().requires_grad_(False)
+
+
+class _LogLines:
+    """What a progress bar writes, as lines of the log."""
+
+    def write(self, text: str) -> None:
+        if text.strip():
+            logger.info("%s", text.strip())
+
+    def flush(self) -> None:
+        pass
+
+
+def _hint(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        extra = error.name if error.name in ("peft", "transformers") else None
+        return f". pip install 'tsx-serve[{extra}]'" if extra else " Install that package where tsx runs."
+    if "trust_remote_code" in str(error):
+        return " The model brings code of its own: allow it with the setting trust_remote_code if you trust its author."
+    return ""
