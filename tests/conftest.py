@@ -22,6 +22,7 @@ from hypothesis import settings
 
 from tests.support import forked  # isort: skip  # with line_coverage, before the product
 from benchmarks import servers
+from tests.support import fork_servers
 from tests.support.servers import DEADLINE, Running, clean, started
 from tsx_runtime.core.isolation import hidden_credentials
 from tsx_runtime.core.workers.forked import PRELOAD_EXPORTED
@@ -52,8 +53,8 @@ def with_torch_for_workers() -> Iterator[None]:
     ask_for([PRELOAD_EXPORTED])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "connect_to_new_process", lambda descriptors: _begun.append("a worker") or fork(descriptors))
-        patch.setattr(hidden_credentials, "Popen", forked.start_for_multiprocessing)
-        patch.setattr(forkserver, "os", SimpleNamespace(**{**vars(os), "waitpid": forked.wait_for_fork_server}))
+        patch.setattr(hidden_credentials, "Popen", fork_servers.start_for_multiprocessing)
+        patch.setattr(forkserver, "os", SimpleNamespace(**{**vars(os), "waitpid": fork_servers.wait_for_fork_server}))
         patch.setattr(forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED]))
         patch.delenv("VIRTUAL_ENV", raising=False)  # of the tester's own environment, which workers would have from the fork server
         yield

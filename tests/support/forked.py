@@ -33,9 +33,6 @@ from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
-import psutil
-
-from tests.support import line_coverage  # isort: skip  # before the product
 from tsx_runtime.core.isolation import hidden_credentials
 
 COMMANDS = {"tsx": "tsx_cli.main", "torchserve": "tsx_cli.serve.torchserve"}
@@ -116,31 +113,6 @@ class Popen(subprocess.Popen[Any]):
             return 0, 0
         self._ended.close()
         return self.pid, NUMBER.unpack(status)[0] if status else signal.SIGKILL
-
-
-def start_for_multiprocessing(args: Sequence[Any], **options: Any) -> subprocess.Popen[Any]:
-    """`python OPTIONS -c CODE`: a fork server comes from the process that programs are forked from, with all that it has imported."""
-    words = [os.fsdecode(word) for word in args]
-    code = words[words.index("-c") + 1]
-    if line_coverage.FORK_SERVER not in code or sys.platform != "linux":
-        return line_coverage.Popen(args, **options)
-    server = Popen([sys.executable, "-c", code], pass_fds=options["pass_fds"], env=options["env"], restore_signals=False)
-    _fork_servers[server.pid] = server
-    return server
-
-
-def wait_for_fork_server(pid: int, options: int) -> tuple[int, int]:
-    """`os.waitpid` as multiprocessing calls it, for one that is no child of this process."""
-    server = _fork_servers.get(pid)
-    if server is None or server._ended is None:
-        return os.waitpid(pid, options)
-    ended = server._try_wait(options)
-    if not ended[0] and (not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE):
-        ended = server._try_wait(0)  # it is about to be told
-    return ended
-
-
-_fork_servers: dict[int, Popen] = {}
 
 
 def run(
