@@ -13,18 +13,19 @@ from contextlib import ExitStack
 from functools import cache
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 from hypothesis import settings
 
-from tests.support import line_coverage  # isort: skip  # before the product
+from tests.support import forked  # isort: skip  # with line_coverage, before the product
 from benchmarks import servers
-from tests.support import forked
+from tests.support import fork_servers
 from tests.support.servers import DEADLINE, Running, clean, started
 from tsx_runtime.core.isolation import hidden_credentials
-from tsx_runtime.core.workers.forked import PRELOAD_EXPORTED, _ensure_fork_server
+from tsx_runtime.core.workers.forked import PRELOAD_EXPORTED
 from tsx_runtime.shared.cores import cpu_count
 
 if TYPE_CHECKING:
@@ -43,22 +44,19 @@ def without_own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(autouse=True, scope="session")
-def with_torch_for_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+def with_torch_for_workers() -> Iterator[None]:
     """A process has one fork server, for all its tests: it has torch and all, whichever test is the first to start a worker.
 
     Without it each worker of a test that needs torch would import it anew, two seconds of the processor every time.
     """
     ask_for, fork = forkserver.set_forkserver_preload, forkserver.connect_to_new_process
+    ask_for([PRELOAD_EXPORTED])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(forkserver, "connect_to_new_process", lambda descriptors: _begun.append("a worker") or fork(descriptors))
-        patch.setattr(hidden_credentials, "Popen", line_coverage.Popen)
+        patch.setattr(hidden_credentials, "Popen", fork_servers.start_for_multiprocessing)
+        patch.setattr(forkserver, "os", SimpleNamespace(**{**vars(os), "waitpid": fork_servers.wait_for_fork_server}))
         patch.setattr(forkserver, "set_forkserver_preload", lambda modules: ask_for([PRELOAD_EXPORTED]))
         patch.delenv("VIRTUAL_ENV", raising=False)  # of the tester's own environment, which workers would have from the fork server
-        if (
-            sys.platform == "linux" and "PYTEST_XDIST_WORKER" in os.environ and not request.config.getoption("fast")
-        ):  # of many tests some will need it: it imports while others run
-            ask_for([PRELOAD_EXPORTED])
-            _ensure_fork_server()
         yield
 
 
@@ -107,15 +105,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 # torch compiles and runs a program to find out if the processor has the instructions that it says it has, and headers that few tests need
 os.environ |= {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
-LONG = {  # files of few tests that take many seconds: whole benchmarks, ranks that import torch
+LONG = {  # files of few tests that take many seconds: whole benchmarks, compilers, ranks that import torch
+    "tests/benchmarks/test_large_bodies.py",
     "tests/cli/batch/test_command.py",
     "tests/cli/bench/commands/test_forms.py",
     "tests/cli/bench/commands/test_run.py",
+    "tests/cli/bench/commands/test_streams.py",
     "tests/cli/deploy/sagemaker/test_shared_containers.py",
     "tests/cli/deploy/test_interrupted.py",
     "tests/cli/optimize/test_run.py",
+    "tests/packaging/test_compiled.py",
     "tests/runtime/core/workers/test_groups.py",
+    "tests/runtime/grpc/test_generation.py",
     "tests/runtime/jobs/test_kills.py",
+    "tests/runtime/worker/forms/kinds/test_aotinductor.py",
+    "tests/runtime/worker/forms/kinds/test_compile.py",
+    "tests/runtime/worker/forms/kinds/test_int8.py",
 }
 gc.disable()  # until the tests are there: what their modules make stays, and to look through it again and again takes a fifth of the time
 

@@ -177,7 +177,7 @@ SCENARIOS = (
     _order("the handler stops its own process", "freeze", 500, SOON),
     _order("the handler floods stdout and stderr", "flood {megabytes}", 200),
     Scenario("the handler leaks memory", leak_memory),
-    Scenario("workers that leak memory are replaced", leak_until_replaced, victim={"maxWorkerMemory": 400}, settings=WATCHFUL),
+    Scenario("workers that leak memory are replaced", leak_until_replaced, victim={"maxWorkerMemory": 700}, settings=WATCHFUL),
     Scenario("workers are replaced again and again", replace_often, victim={"maxWorkerRequests": 60}, settings=WATCHFUL),
     Scenario("the handler leaks file descriptors until it has none", leak_files, frozenset({500}), own_server=True),
     _order("the handler closes the connection to the server", "close_channel", 500),

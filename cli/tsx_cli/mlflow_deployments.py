@@ -65,12 +65,12 @@ def _as_mlflow() -> Iterator[None]:
         raise MlflowException(str(error)) from error
 
 
-class TsxDeploymentClient(BaseDeploymentClient):
+class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow is typed in part, and not read
     """Errors are MlflowException, in the server's own words. An endpoint is a model, and its deployments are the model's versions."""
 
     @_as_mlflow()
     def __init__(self, target_uri: str) -> None:
-        super().__init__(target_uri)  # type: ignore[no-untyped-call]  # MLflow's
+        super().__init__(target_uri)
         self._settings, _ = read_settings(None, quiet=True)
         self._inference, self._management = self._server("inference"), self._server("management")
 

@@ -22,6 +22,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 import types
@@ -32,7 +33,6 @@ from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tests.support import line_coverage  # isort: skip  # noqa: F401  # before the product
 from tsx_runtime.core.isolation import hidden_credentials
 
 COMMANDS = {"tsx": "tsx_cli.main", "torchserve": "tsx_cli.serve.torchserve"}
@@ -53,7 +53,10 @@ IMPORTED = (
     "uvicorn.lifespan.off",
     "uvloop",
 )
+STARTERS = {"bench", "check", "optimize"}  # commands that start programs of Python themselves
+RANKS = "torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler"  # where torchrun starts its programs
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}  # as workers of a real server have it; read when torch is imported
+HUB = {name: value for name, value in os.environ.items() if name.startswith("HF_")}  # read when huggingface_hub is imported
 NUMBER = struct.Struct("!I")
 MOST_FILES = 16  # that a program is given
 
@@ -80,6 +83,8 @@ class Popen(subprocess.Popen[Any]):
         with theirs:
             order = {"program": program, "cwd": os.fspath(cwd or Path.cwd()), "environment": environment, "session": in_session}
             order |= {"files": resource.getrlimit(resource.RLIMIT_NOFILE), "passed": list(pass_fds)}
+            blocked = [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+            order |= {"blocked": blocked, "cores": list(os.sched_getaffinity(0))}
             self.pid = self._fork(order, [*streams, *pass_fds, theirs.fileno()])
         self._child_created = True
         self._close_pipe_fds(*rest[3:9])  # type: ignore[attr-defined]  # private
@@ -130,7 +135,9 @@ SUBPROCESS = types.SimpleNamespace(**{**vars(subprocess), "Popen": Popen, "run":
 
 
 def _begins_otherwise(environment: Mapping[str, str] | None) -> bool:
-    """Whether PYTHONPATH has a sitecustomize, or something in the place of what is imported already."""
+    """Whether PYTHONPATH has a sitecustomize, or something in the place of what is imported already, or what that has read is set."""
+    if any(name.startswith("HF_") and value != HUB.get(name) for name, value in (environment or os.environ).items()):
+        return True
     if environment is None:
         return False
     own, given = (set(variables.get("PYTHONPATH", "").split(os.pathsep)) - {""} for variables in (os.environ, environment))
@@ -194,9 +201,14 @@ def _forker() -> Forker:
     return _made[0]
 
 
-def get_ready() -> None:
+def get_ready(more: Sequence[str] = ()) -> None:
     for name in IMPORTED:
         importlib.import_module(name)
+    logging.disable()  # they have something to say about this machine
+    for name in more:
+        with contextlib.suppress(ImportError):  # an extra
+            importlib.import_module(name)
+    logging.disable(logging.NOTSET)
     gc.collect()
     gc.freeze()
 
@@ -243,22 +255,49 @@ def _become(order: dict[str, Any], files: list[int]) -> NoReturn:
         os.closerange(number + 1, following)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+    signal.pthread_sigmask(signal.SIG_SETMASK, order["blocked"])
+    os.sched_setaffinity(0, order["cores"])
     if "forker" in order:
-        _made.append(Forker(socket.socket(fileno=order["forker"])))
+        _made[:] = [Forker(socket.socket(fileno=order["forker"]))]
         os.set_inheritable(order["forker"], False)
+    elif _starts_programs(*order["program"]):
+        _have_forker()
     if order["session"]:
         os.setsid()
     resource.setrlimit(resource.RLIMIT_NOFILE, order["files"])
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    tempfile.tempdir = None  # as its environment says
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     if order["program"][0] == "-c":
         sys.path.insert(0, "")
     _open_streams()
     hidden_credentials.Popen = _fork_program  # type: ignore[assignment]  # of a server: its fork server and resource tracker
     _end(lambda: _run(*order["program"]))
+
+
+def _starts_programs(kind: str, what: str, *arguments: str) -> bool:
+    words = arguments[1:] if kind == "main" else arguments
+    return (what.startswith("tsx_cli") and not STARTERS.isdisjoint(words[:1])) or (kind == "-c" and '"group":' in "".join(words[:1]))
+
+
+def _have_forker() -> None:
+    """Of this program's own, which is their parent and ends with it: a process such as this one is now, before it does anything."""
+    ours, theirs = socket.socketpair()
+    if not os.fork():
+        kept = os.dup2(theirs.fileno(), 3, inheritable=False) if theirs.fileno() != 3 else 3
+        os.closerange(4, max(1024, ours.fileno(), theirs.fileno()) + 1)
+        with open(os.devnull, "r+b") as nothing:
+            for number in range(3):
+                os.dup2(nothing.fileno(), number)
+        serve(socket.socket(fileno=kept))
+        os._exit(0)
+    theirs.close()
+    _made[:] = [Forker(ours)]
+    subprocess.Popen = Popen  # type: ignore[misc]
+    if RANKS in sys.modules:
+        sys.modules[RANKS].Popen = Popen  # type: ignore[attr-defined]
 
 
 def _fork_program(

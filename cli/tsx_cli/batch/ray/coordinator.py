@@ -76,11 +76,11 @@ class Coordinator:
         return found
 
 
-class ChunkSource(Datasource):
+class ChunkSource(Datasource):  # type: ignore[misc]  # Ray is typed in part, and not read
     """The chunks as one stream: a block each, as they come."""
 
     def __init__(self, coordinator: Any) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # Ray's
+        super().__init__()
         self._coordinator = coordinator
 
     def estimate_inmemory_data_size(self) -> int | None:

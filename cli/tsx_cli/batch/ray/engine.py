@@ -56,7 +56,7 @@ def open_ray(address: str, model: Path, settings: Settings, replicas: int | None
         inspection, record = inspect_archive(model, limits=archive_limits()), read_record(model)
         digest = upload(model)
         threads = inspection.config.threads or (record.best.configuration.get("threads") if record else None)
-        nodes = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # Ray's
+        nodes = [node for node in ray.nodes() if node["Alive"]]
         found = layout([node["Resources"] for node in nodes], threads, replicas, settings.number_of_gpu != 0)
         places = f"{counted(found.replicas, 'replica')} on {counted(len(nodes), 'node')}"
         print(f"{places}, {counted(found.cpus, 'CPU')} and {counted(found.gpus, 'GPU')} each", file=sys.stderr)

@@ -76,7 +76,7 @@ class RayCluster:
     def nodes(self) -> list[dict[str, float]]:
         """The resources of each, in all."""
         self.connect()
-        return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]  # as Ray has left it
+        return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
     def start(self) -> None:
         """Ray Serve, if it does not run. Raises CliError where it does, without the gRPC that is asked for."""

@@ -87,7 +87,7 @@ def test_without_py_spy_there_is_no_graph_but_a_profile_by_cprofile(
 def test_with_py_spy_the_graph_is_its_own(archive: OpenArchive, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with_spy(monkeypatch, tmp_path / "bin", 'kill -0 "$3" && echo "$@" > "$9"')
     reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.1)
-    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"]
+    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"], reported.notes
     assert "weigh" in {name for _, _, name in pstats.Stats(str(reported.files[2])).stats}  # type: ignore[attr-defined]
     words = reported.files[1].read_text().split()
     assert (words[:2], words[3:]) == (["record", "--pid"], ["--duration", "1", "--rate", "200", "--output", str(reported.files[1])])
@@ -102,7 +102,7 @@ def test_the_real_py_spy_sees_what_the_handler_calls(archive: OpenArchive, tmp_p
     reported = profile(archive, Configuration(), PAYLOADS, tmp_path / "out", seconds=0.2)
     if any("could not look into the worker" in note for note in reported.notes):
         pytest.skip(reported.notes[0])  # a system may forbid it
-    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"]
+    assert [file.name for file in reported.files] == ["steps.txt", "flame.svg", "worker.prof"], reported.notes
     titles = [node.text or "" for node in ElementTree.parse(reported.files[1]).iter("{http://www.w3.org/2000/svg}title")]
     assert any(title.startswith("weigh (") and "samples" in title for title in titles)
 

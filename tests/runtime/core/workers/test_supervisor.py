@@ -9,12 +9,14 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import forkserver
 
 import psutil
 import pytest
 
-from tests.support import forked
+from tests.support import forked, line_coverage
 from tests.support.clients.talker import TIMEOUT, ask, order, submit, talker, until, with_registry
+from tsx_runtime.core.isolation import hidden_credentials
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.workers.instance import WorkerInstance, describe_exit
 from tsx_runtime.core.workers.lifecycle import SAME_LOAD_ERROR
@@ -40,6 +42,7 @@ from pathlib import Path
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.shared.cores import cpu_count
+from tsx_runtime.core.isolation import hidden_credentials
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.settings.schema import Settings
 
@@ -54,7 +57,20 @@ asyncio.run(main())
 """
 
 
-def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(tmp_path):
+@pytest.fixture
+def own_fork_server(monkeypatch):
+    """As a front end starts it: that of the other tests comes from a process that has imported all that they need."""
+    server = forkserver._forkserver
+    before = dict(vars(server))
+    monkeypatch.setattr(hidden_credentials, "Popen", line_coverage.Popen)
+    server.__init__()
+    yield
+    os.close(server._forkserver_alive_fd)
+    os.waitpid(server._forkserver_pid, 0)
+    vars(server).update(before)
+
+
+def test_a_model_answers_and_its_worker_knows_nothing_of_the_front_end(own_fork_server, tmp_path):
     async def main():
         async with open_model(talker(tmp_path / "m"), Settings()) as version:
             assert await ask(version, "hello") == "hello"

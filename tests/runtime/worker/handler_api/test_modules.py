@@ -34,8 +34,8 @@ def test_a_handler_and_its_helpers_get_the_archives_own_whenever_they_import_it(
     worker = start_worker(
         """
         import mailbox, helper, importlib, pkgutil
-        from wave.part import SIZE
-        import wave.part as part
+        from tabnanny.part import SIZE
+        import tabnanny.part as part
         def handle(data, context):
             if data is None:
                 return None
@@ -48,8 +48,8 @@ def test_a_handler_and_its_helpers_get_the_archives_own_whenever_they_import_it(
             "helper.py": "import mailbox\ndef later():\n    from rlcompleter import WHO\n    return WHO\n",
             "mailbox.py": WHO,
             "rlcompleter.py": WHO,
-            "wave/__init__.py": "from .part import SIZE",
-            "wave/part.py": "import mailbox\nSIZE = len(mailbox.WHO)",
+            "tabnanny/__init__.py": "from .part import SIZE",
+            "tabnanny/part.py": "import mailbox\nSIZE = len(mailbox.WHO)",
         },
     )
     assert worker.loaded, worker.report

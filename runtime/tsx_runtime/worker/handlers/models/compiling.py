@@ -35,7 +35,7 @@ def compiled_ahead(program: torch.export.ExportedProgram, path: Path, device: to
 
 
 def _kept(path: Path, device: torch.device) -> Path:
-    from torch._inductor.codecache import cache_dir  # type: ignore[attr-defined]  # torch moved it, and left the name here
+    from torch._inductor.codecache import cache_dir
 
     digest = hashlib.sha256(f"{torch.__version__} {device.type}".encode())
     with path.open("rb") as file:
