@@ -50,9 +50,11 @@ class Bare:
         generation = copy.deepcopy(model.generation_config)
         generation.update(do_sample=False, eos_token_id=-1)
         self.manager = model.init_continuous_batching(generation, config)
-        ours, continuous_api.ModelRunner = continuous_api.ModelRunner, ModelRunner
-        self.manager.batch_processor = self.manager._create_batch_processor()
-        continuous_api.ModelRunner = ours
+        patched, continuous_api.ModelRunner = continuous_api.ModelRunner, ModelRunner
+        try:
+            self.manager.batch_processor = self.manager._create_batch_processor()
+        finally:
+            continuous_api.ModelRunner = patched
         with torch.inference_mode():
             self.manager.start()
         self._names = map(str, itertools.count())

@@ -33,6 +33,7 @@ from multiprocessing import forkserver, resource_tracker, util
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.support import line_coverage  # isort: skip  # noqa: F401  # before the product
 from tsx_runtime.core.isolation import hidden_credentials
 
 COMMANDS = {"tsx": "tsx_cli.main", "torchserve": "tsx_cli.serve.torchserve"}

@@ -285,6 +285,11 @@ def needed_files(names: Iterable[str], shards: Collection[str], source: str) -> 
     return sorted(kept)
 
 
+def weights_size(archive: Path) -> int:
+    """Bytes of the weights in an unpacked archive."""
+    return sum(file.stat().st_size for file in (archive / DIRECTORY).glob("*") if _WEIGHTS.fullmatch(file.name))
+
+
 def shards_of(index: Path) -> tuple[str, ...]:
     """The files that an index of weights names. Raises CannotPack."""
     found = _read_object(index, most_bytes=64 << 20, most_values=2_000_000).get("weight_map")

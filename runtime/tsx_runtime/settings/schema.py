@@ -216,7 +216,10 @@ class Settings(BaseModel):
     workflow_store: Path | None = Field(None, description="directory that workflows are registered from; the model store if not set")
     load_workflows: list[str] = Field([], description="workflows to load after the models: [name=]file, or 'all' in the workflow store")
     default_workers_per_model: int = Field(
-        0, ge=0, description="workers of a model that does not set their number; 0 = one per GPU, or one without a GPU"
+        0,
+        ge=0,
+        description="workers of a model that does not set their number; "
+        "0 = one per GPU, and without a GPU one, or several for a small Hugging Face model",
     )
     default_response_timeout: int = server_default("response_timeout")
     default_startup_timeout: int = server_default("startup_timeout")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ModelConfig
 from tsx_archiver.metadata.caching import CacheConfig
-from tsx_archiver.metadata.huggingface import DIRECTORY, MANIFEST_KEY
+from tsx_archiver.metadata.huggingface import HANDLER
 from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
@@ -24,11 +23,10 @@ from tsx_runtime.errors import BadRequest
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings
-from tsx_runtime.shared.cores import cpu_count
 
 NOTHING_OWN = VersionSettings()
 KNOBS = ("batch_size", "max_batch_delay", "job_queue_size")  # what a latency target is in place of
-OWN_DEFAULTS: Mapping[str, Mapping[str, int]] = {MANIFEST_KEY: {"batch_size": 32}}  # by handler: what it has in place of `LIMITS`
+OWN_DEFAULTS: Mapping[str, Mapping[str, int]] = {HANDLER: {"batch_size": 32}}  # by handler: what it has in place of `LIMITS`
 TASK_WORKERS = 4  # at most, of a model of Hugging Face's tasks on a CPU: many with a thread each compute more than one with many threads
 TASK_WEIGHTS = 1 << 30  # bytes of a model that may have so many: a worker that changes their precision has a copy of its own
 MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the machine with processes
@@ -238,12 +236,12 @@ def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus
     return workers, workers
 
 
-def task_workers(directory: Path, handler: str) -> int | None:
-    """How many workers a model of Hugging Face's tasks has by default, without a GPU; None for other models, and large ones."""
-    if handler != MANIFEST_KEY:
-        return None
-    weights = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in (directory / DIRECTORY).glob(pattern))
-    return min(cpu_count(), TASK_WORKERS) if weights <= TASK_WEIGHTS else None
+def task_workers(handler: str, weights: int, cores: int) -> int | None:
+    """How many workers a model of Hugging Face's tasks has by default, without a GPU; None for other models, and large ones.
+
+    `weights`: bytes.
+    """
+    return min(cores, TASK_WORKERS) if handler == HANDLER and weights <= TASK_WEIGHTS else None
 
 
 def has_workers(config: ModelConfig) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tsx_archiver import ArchiveError, ArchiveNotFound, OpenArchive, is_model_name, open_archive
-from tsx_archiver.metadata.huggingface import GENERATION_HANDLER
+from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, weights_size
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.environments.venvs import Environments, ModelEnvironment
 from tsx_runtime.core.isolation.config import isolation_of
@@ -22,6 +22,7 @@ from tsx_runtime.core.registry.model_table import ModelTable
 from tsx_runtime.core.registry.replacement import Replacer, in_place_of
 from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy
+from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, in_store, is_hub, is_url
 
@@ -170,7 +171,8 @@ class Registrar:
         own = self._settings.model_versions.get(name, {}).get(number, NOTHING_OWN)
         handler = chosen_handler(archive, order.handler, self._settings.default_service_handler)
         if order.default_workers is None:
-            order = replace(order, default_workers=task_workers(archive.directory, handler))
+            cores = self._settings.cpus or cpu_count()
+            order = replace(order, default_workers=task_workers(handler, weights_size(archive.directory), cores))
         config = replace(archive.config, async_communication=True) if handler == GENERATION_HANDLER else archive.config
         chosen = plan(order, config, self._settings, self._host.gpus, own, handler)
         chosen = _with_policy(chosen, name, archive.config.batch_policy, self._host.batch_policies)

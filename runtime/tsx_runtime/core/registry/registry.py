@@ -83,7 +83,7 @@ class Registry:
         self.rollouts = RolloutController(traffic, self.state, stopping=lambda: self.stopping)
         self.recorders = RecordingManager(traffic, self.state, settings.record_headers)
         self.shadows = ShadowManager(traffic, self.plugins.comparisons)
-        self.loaded_on_request: Collection[str] = ()  # names of models that whoever set them registers when a request comes
+        self.loaded_on_request: Collection[str] = ()  # names of models that a replica of Ray registers when a request names them
         self.tracer: Tracer | None = None  # set before anything is served, where requests are traced
         self.stopping = False  # a stop was asked for: no balancer should send anything more
         self.gpus = gpu_count() if settings.number_of_gpu is None else min(settings.number_of_gpu, gpu_count())

@@ -37,16 +37,22 @@ def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: An
 def attend_on_gpu(
     module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any
 ) -> tuple[torch.Tensor, None]:
-    """As `attend`, by the kernel that comes with torch, in fp16 or bf16. A sequence's queries are its last tokens."""
+    """By the kernel that comes with torch. Shapes as in `attend`, fp16 or bf16, without a mask: a sequence's queries are its last tokens.
+
+    Raises ValueError for what the kernel does not compute.
+    """
+    if unserved := [name for name in ("position_bias", "softcap", "s_aux", "sliding_window") if options.get(name) is not None]:
+        raise ValueError(f"torch's kernel does not compute {', '.join(unserved)}: set huggingface.dtype to fp32")
     heads = (each[0].transpose(0, 1) for each in (query, key, value))
     bounds = (options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"))
     return torch.ops.aten._flash_attention_forward(*heads, *bounds, 0.0, True, False, scale=scaling)[0][None], None
 
 
 def choose(model: Any) -> None:
-    """Let a model on a GPU attend by `attend_on_gpu`, unless transformers finds a package that does it too, or the model needs more."""
+    """Let a model on a GPU attend by `attend_on_gpu`, unless transformers finds a package that does it too, or the model has
+    sliding windows, capped scores, sinks, or heads that the kernel cannot serve."""
     config = model.config.get_text_config()
-    layers = getattr(config, "layer_types", None)
+    layers, size = getattr(config, "layer_types", None), find_head_dim(config)
     if (
         model.device.type == "cuda"
         and model.dtype in (torch.float16, torch.bfloat16)
@@ -55,9 +61,10 @@ def choose(model: Any) -> None:
         and not getattr(model, "_compatible_flash_implementations", None)  # attention sinks
         and getattr(config, "attn_logit_softcapping", None) is None
         and (set(layers) == {"full_attention"} if layers else getattr(config, "sliding_window", None) is None)
-        and getattr(config, "kv_lora_rank", None) is None  # heads of keys and values differ in size
-        and find_head_dim(config) % 8 == 0
-        and find_head_dim(config) <= 256
+        and getattr(config, "kv_lora_rank", None) is None  # keys and values have heads of different sizes
+        and getattr(config, "v_head_dim", None) in (None, size)
+        and size % 8 == 0
+        and size <= 256
         and torch.backends.cuda.is_flash_attention_available()
         and torch.cuda.get_device_capability(model.device) >= (8, 0)
         and not is_flash_attn_3_available(kernels_fallback_ok=True)

@@ -12,17 +12,15 @@ from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import GenerationEngine
 from tsx_runtime.worker.generation.metrics import GenerationMetrics
-from tsx_runtime.worker.generation.pretrained import PretrainedFiles, check_vocabulary, find_pretrained, loading, log_size, placed
+from tsx_runtime.worker.generation.pretrained import PretrainedFiles, check_vocabulary, load_errors, log_size, place
 from tsx_runtime.worker.handler_api.context import Context
 
 SMALL = 100_000_000  # parameters of a model
 
 
-async def load(context: Context) -> TextGenerator:
+async def load(files: PretrainedFiles, context: Context) -> TextGenerator:
     """Raises `LoadError`."""
-    gpu = context.system_properties.get("gpu_id")
-    files = find_pretrained(context, torch.device("cpu") if gpu is None else torch.device("cuda", gpu))
-    with loading("The model's directory", "cannot be read"):
+    with load_errors("The model's directory", "cannot be read"):
         from transformers import AutoConfig, AutoTokenizer, GenerationConfig  # an extra
 
         config = AutoConfig.from_pretrained(files.directory, trust_remote_code=files.trusted)
@@ -59,12 +57,12 @@ async def _engine(files: PretrainedFiles, end_tokens: list[int], threads_are_set
 
 
 def load_model(files: PretrainedFiles) -> Any:
-    with loading("The model"):
+    with load_errors("The model"):
         from transformers import AutoModelForCausalLM  # an extra
 
         log_size(files.directory)
         model = AutoModelForCausalLM.from_pretrained(files.directory, dtype=files.dtype, trust_remote_code=files.trusted)
-    return placed(model, files)
+    return place(model, files)
 
 
 def torch_threads(parameters: int, cores: int) -> int:

@@ -35,6 +35,11 @@ class PretrainedFiles(NamedTuple):
     device: torch.device
     trusted: bool  # code that lies in the directory
 
+    @property
+    def precision(self) -> str | None:
+        """In tsx's words; None for the checkpoint's."""
+        return next((name for name, dtype in DTYPES.items() if dtype == self.dtype != "auto"), None)
+
 
 def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
     """Raises LoadError."""
@@ -47,7 +52,7 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
         raise LoadError(f"{MANIFEST_KEY} in model-config.yaml cannot be used: {problem}.")
     precision = str(context.model_yaml_config.get("precision") or "auto").lower() if config.dtype == "auto" else config.dtype
     if precision not in DTYPES:
-        raise LoadError(f"precision in model-config.yaml is {precision!r}; it must be {', '.join(DTYPES)}")
+        raise LoadError(f"precision in model-config.yaml is {precision!r}. Set one of {', '.join(DTYPES)}.")
     return PretrainedFiles(
         directory,
         {str(name): directory / ADAPTERS / str(name) for name in packed.get("adapters") or ()},
@@ -60,8 +65,8 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
 
 
 @contextmanager
-def loading(what: str, fault: str = "cannot be loaded") -> Iterator[None]:
-    """What transformers and PEFT raise, as LoadError, and their progress bars as lines of the log."""
+def load_errors(what: str, fault: str = "cannot be loaded") -> Iterator[None]:
+    """Raises what transformers and PEFT raise as LoadError; their progress bars become lines of the log."""
     try:
         from safetensors import SafetensorError
         from transformers.utils import logging as bars  # an extra
@@ -76,7 +81,9 @@ def loading(what: str, fault: str = "cannot be loaded") -> Iterator[None]:
             bars.set_tqdm_hook(before)
     except UnpicklingError as error:
         raise LoadError(f"{what} is a pickle that holds more than weights, so it is not read. Save it again as safetensors.") from error
-    except (ImportError, RuntimeError, ValueError, KeyError, OSError) as error:
+    except ImportError as error:
+        raise LoadError(f"{what} needs a package that is not installed: {in_words(error).rstrip('.')}.{_hint(error)}") from error
+    except (RuntimeError, ValueError, KeyError, OSError) as error:
         raise LoadError(f"{what} {fault}: {in_words(error).rstrip('.')}.{_hint(error)}") from error
 
 
@@ -91,8 +98,11 @@ def log_size(directory: Path) -> None:
     logger.info("loading %d file(s) of weights, %.1f MB", len(files), sum(path.stat().st_size for path in files) / 1e6)
 
 
-def placed(model: Any, files: PretrainedFiles) -> Any:
-    """On its device. The precision auto is the checkpoint's, except for fp16 on a CPU, which has no fast way to compute in it."""
+def place(model: Any, files: PretrainedFiles) -> Any:
+    """Moves the model to its device, for inference; turns cuDNN's attention off in this process.
+
+    The precision auto is the checkpoint's, except for fp16 on a CPU, which has no fast way to compute in it.
+    """
     if files.dtype == "auto" and files.device.type == "cpu" and model.dtype == torch.float16:
         model = model.float()
     if files.device.type == "cuda":
@@ -102,7 +112,7 @@ def placed(model: Any, files: PretrainedFiles) -> Any:
 
 def adapter_view(model: Any, name: str, directory: Path) -> Any:
     """The model with a PEFT adapter; it shares the model's tensors. Raises LoadError."""
-    with loading(f"The adapter {name}", "does not fit the model"):
+    with load_errors(f"The adapter {name}", "does not fit the model"):
         from peft import PeftConfig, PeftModel  # an extra
 
         config = PeftConfig.from_pretrained(str(directory))
@@ -132,7 +142,7 @@ class _LogLines:
 def _hint(error: Exception) -> str:
     if isinstance(error, ImportError):
         extra = error.name if error.name in ("peft", "transformers") else None
-        return f" pip install 'tsx-serve[{extra}]'" if extra else " Install that package where tsx runs."
+        return f" Install it: pip install 'tsx-serve[{extra}]'" if extra else " Install that package where tsx runs."
     if "trust_remote_code" in str(error):
         return " The model brings code of its own: allow it with the setting trust_remote_code if you trust its author."
     if "backend tokenizer" in str(error):

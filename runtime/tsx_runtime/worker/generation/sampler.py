@@ -7,7 +7,7 @@ a function of seed, position and token, so an answer can be repeated, whoever sh
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,10 +37,9 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
 
     def __init__(self, others: list[Any]) -> None:
         super().__init__(LogitsProcessorList(others))
-        self.do_processing = True
         self.rows: list[NextToken] = []  # of the batch
         self.only_continues = False  # it has a token of each sequence, and no prompts
-        self._logprobs: defaultdict[str, deque[tuple[torch.Tensor, int]]] = defaultdict(deque)
+        self._logprobs: defaultdict[str, dict[int, tuple[torch.Tensor, Any]]] = defaultdict(dict)  # by sequence and position
 
     def check_kwargs(self, kwargs: dict[str, Any]) -> None:
         """They are `sampling_arguments`."""
@@ -49,28 +48,34 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
         states = [request.state for request in requests_in_batch if request.has_new_token]
         self.rows = [NextToken(state.request_id, state.position_offset, state.logit_processor_kwargs or GREEDY) for state in states]
         self.only_continues = all(request.query_length == 1 for request in requests_in_batch)
-        return super().prepare_tensor_args(requests_in_batch, arg_storage) if self.logits_processor else arg_storage
+        super().prepare_tensor_args(requests_in_batch, arg_storage)
+        return arg_storage
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: torch.Tensor) -> torch.Tensor:
-        scores = super().__call__(input_ids, scores, logits_processor_args)
-        for index, row in enumerate(self.rows):
-            if row.arguments["logprobs"] >= 0:
-                self._logprobs[row.sequence].append((scores[index].log_softmax(-1), row.arguments["logprobs"]))
+        """Scores of shape (sequences, vocabulary), fp32; in those that come back, the next token of each sequence has the highest."""
+        given = scores = super().__call__(input_ids, scores, logits_processor_args)
         drawn = [(index, row) for index, row in enumerate(self.rows) if row.arguments["temperature"] > 0]
         if drawn:
             chosen_rows = _on(scores, [index for index, _ in drawn], torch.int64)
             chosen = draw(scores[chosen_rows], [row for _, row in drawn])
             scores = scores.index_fill(0, chosen_rows, -torch.inf)
             scores[chosen_rows, chosen] = 0.0
+        for index, row in enumerate(self.rows):
+            if (others := row.arguments["logprobs"]) >= 0:
+                logprobs = given[index].log_softmax(-1)
+                of_chosen = logprobs.gather(-1, scores[index].argmax(-1, keepdim=True))
+                self._logprobs[row.sequence][row.position] = of_chosen, logprobs.topk(min(others, len(logprobs)))
         return scores
 
-    def take_logprobs(self, sequence: str, finished: bool) -> tuple[torch.Tensor, int] | None:
-        """Of its oldest step that nobody has taken: those of all tokens as the model gives them, without temperature and noise."""
-        waiting = self._logprobs.get(sequence)
-        taken = waiting.popleft() if waiting else None
+    def take_logprobs(self, sequence: str, position: int, token: int, finished: bool) -> TokenLogprob | None:
+        """Of the token that follows so many tokens of the sequence, as the model gives them, without temperature and noise."""
+        found = self._logprobs[sequence].pop(position, None) if sequence in self._logprobs else None
         if finished:
             self.forget([sequence])
-        return taken
+        if found is None:
+            return None
+        of_chosen, top = found
+        return TokenLogprob(token, float(of_chosen), list(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
 
     def forget(self, sequences: Sequence[str]) -> None:
         for sequence in sequences:
@@ -85,24 +90,16 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # as above
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._logits: list[torch.Tensor] = []  # of this step, and the second of its recording
-        self._recorded: dict[Any, torch.Tensor] = {}  # where each graph leaves its logits
+        self._logits: torch.Tensor | None = None  # of the last step, (sequences or more, vocabulary)
 
     def compute_batch(self, model: Any, batch_data: dict[str, Any]) -> None:
-        self._logits.clear()
         super().compute_batch(model, batch_data)
-        if len(self._logits) == 2:
-            self._recorded[self.inputs_and_outputs.get_graph()] = self._logits.pop()
-        logits = self._logits.pop() if self._logits else self._recorded[self.inputs_and_outputs.get_graph()]
         count = len(self.logit_processor.rows)
-        if not count:
+        if not count or self._logits is None:
             return
         with stream_context(self.inputs_and_outputs.compute_stream):
-            indices = batch_data["logits_indices"]
-            scores = (logits if "logits_to_keep" in batch_data else logits[:, indices])[0, :count].float()
-            scores = self.logit_processor(
-                batch_data["input_ids"][0, indices[:count]], scores, batch_data["logits_processor_args"][:, :count]
-            )
+            tokens = batch_data["input_ids"][0, batch_data["logits_indices"][:count]]
+            scores = self.logit_processor(tokens, self._logits[:count].float(), batch_data["logits_processor_args"][:, :count])
             *_, output_ids = self.inputs_and_outputs.get_cb_kwargs()
             self._sample(scores[None], output_ids)
 
@@ -113,11 +110,19 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # as above
     def _forward_process_and_sample(self, model: Any, batch_data: dict[str, Any], *tokens: torch.Tensor) -> None:
         carry_over_ids, previous_output_ids, _ = tokens
         self.inputs_and_outputs.carry_over_tokens(batch_data["input_ids"], carry_over_ids, previous_output_ids)
-        self._logits.append(model(**batch_data).logits)
+        logits = model(**batch_data).logits[0]
+        if "logits_to_keep" not in batch_data:
+            logits = logits[batch_data["logits_indices"]]
+        if not self.pad_inputs:  # no graphs
+            self._logits = logits
+            return
+        if self._logits is None:  # one place for all graphs, which would each keep their own
+            self._logits = logits.new_empty(self.cb_config.max_requests_per_batch, logits.shape[-1])
+        self._logits[: len(logits)].copy_(logits)
 
 
 def draw(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor:
-    """The token of each sequence, of shape (sequences,)."""
+    """The token of each sequence, of shape (sequences,), int64. `scores`: (sequences, vocabulary), before temperature."""
     arguments = [row.arguments for row in rows]
     size = scores.shape[-1]
     limits = [min(each["top_k"] or size, size) for each in arguments]
@@ -155,13 +160,6 @@ def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, float | int]:
 def folded(seed: int) -> int:
     """Into the 31 bits that a row of the batch's inputs has for it."""
     return (seed * MIX[0] & (1 << 64) - 1) >> 33
-
-
-def token_logprob(logprobs: torch.Tensor, others: int, token: int) -> TokenLogprob:
-    top = logprobs.topk(min(others, len(logprobs))) if others else None
-    return TokenLogprob(
-        token, float(logprobs[token]), [] if top is None else list(zip(top.indices.tolist(), top.values.tolist(), strict=True))
-    )
 
 
 def gumbel(seeds: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:

@@ -29,15 +29,16 @@ from tsx_runtime.errors import Unavailable
 from tsx_runtime.shared.memory import free_memory
 from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
 from tsx_runtime.worker.generation import attention
-from tsx_runtime.worker.generation.interface import EngineStats, Sampling, Tokens
+from tsx_runtime.worker.generation.interface import EngineStats, Sampling, TokenLogprob, Tokens
 from tsx_runtime.worker.generation.pretrained import adapter_view
-from tsx_runtime.worker.generation.sampler import Sampler, SamplingRunner, sampling_arguments, token_logprob
+from tsx_runtime.worker.generation.sampler import Sampler, SamplingRunner, sampling_arguments
 
-MOST_SEQUENCES = 64  # at a time, on a CPU
+MOST_ON_CPU, MOST_ON_GPU = 64, 256  # sequences at a time
 PAGE = 16  # tokens of the cache that a sequence gets at a time, on a CPU; on a GPU the engine's own, which its kernels need
 STEP = 512  # tokens of a step, on a CPU: longer prompts take several, between which others go on
 SHARE = 4  # of free memory, the part that the cache of a CPU takes
 WAITING = 4  # caches full of prompts, and sequences for each that can run, may wait
+ENDED = (RequestStatus.FINISHED, RequestStatus.FAILED)
 LONGEST_WAIT = 60  # seconds until a refused client may try again
 
 logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)  # at INFO it says what it chose, for each lane
@@ -113,8 +114,11 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
-        ended = (RequestStatus.FINISHED, RequestStatus.FAILED)
-        self.call(self._hand_out, [(each, self.sampler.take_logprobs(each.request_id, each.status in ended)) for each in outputs])
+        self.call(self._hand_out, [(each, self._logprobs_of(each)) for each in outputs])
+
+    def _logprobs_of(self, output: Any) -> TokenLogprob | None:
+        position, tokens = len(output.prompt_ids) + len(output.generated_tokens) - 1, output.generated_tokens or [0]
+        return self.sampler.take_logprobs(output.request_id, position, tokens[-1], output.status in ENDED)
 
     def call(self, function: Any, *arguments: Any) -> None:
         with suppress(RuntimeError):  # the loop is closed: the worker ends
@@ -146,8 +150,8 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.waiting -= 1
         self.waiting_tokens -= stream.prompt
 
-    def _hand_out(self, outputs: list[tuple[Any, tuple[torch.Tensor, int] | None]]) -> None:
-        for output, told in outputs:
+    def _hand_out(self, outputs: list[tuple[Any, TokenLogprob | None]]) -> None:
+        for output, logprobs in outputs:
             name = output.request_id
             stream = self.streams.get(name)
             if stream is None:  # its reader has left; where the engine has read that before the request itself, it still runs
@@ -166,7 +170,7 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
                 Tokens(
                     new,
                     None if not finished else "stop" if new and new[-1] in self._end_tokens else "length",
-                    () if told is None else [token_logprob(*told, new[-1])],
+                    () if logprobs is None else [logprobs],
                 )
             )
             if finished:
@@ -194,7 +198,7 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # as above
 
 
 SCHEDULER_MAPPING["tsx"] = AcknowledgingScheduler
-continuous_api.ModelRunner = SamplingRunner
+continuous_api.ModelRunner = SamplingRunner  # the name by which a batch processor makes its runner: it has no argument for it
 
 
 class EngineLane:
@@ -303,8 +307,9 @@ class EngineLane:
 
 def batching_config(model: Any, limits: HuggingFaceConfig, lanes: int, index: int) -> ContinuousBatchingConfig:
     """For one of so many lanes, which share the memory. Raises `LoadError`."""
-    config = ContinuousBatchingConfig(scheduler_type="tsx", max_requests_per_batch=limits.max_sequences, allow_block_sharing=True)
     on_cpu = model.device.type == "cpu"
+    sequences = limits.max_sequences or (MOST_ON_CPU if on_cpu else MOST_ON_GPU)
+    config = ContinuousBatchingConfig(scheduler_type="tsx", max_requests_per_batch=sequences, allow_block_sharing=True)
     if not on_cpu and limits.cache_memory is None:
         config.max_memory_percent = 0.8 / (lanes - index)  # of what those before it have left
         return config
@@ -316,12 +321,11 @@ def batching_config(model: Any, limits: HuggingFaceConfig, lanes: int, index: in
     memory = limits.cache_memory
     if on_cpu:
         config.page_size = PAGE
-        config.max_requests_per_batch = limits.max_sequences or MOST_SEQUENCES
-        config.max_batch_tokens = max(STEP, config.max_requests_per_batch)
+        config.max_batch_tokens = max(STEP, sequences)
         each += config.max_batch_tokens * size + 8  # the attention mask's column, and the index
     if memory is None:
         context = getattr(text, "max_position_embeddings", 1 << 20)
-        memory = min(free_memory() // SHARE, lanes * each * config.max_requests_per_batch * context)
+        memory = min(free_memory() // SHARE, lanes * each * sequences * context)
     config.num_blocks = memory // lanes // each // config.page_size
     if config.num_blocks < 4:
         raise LoadError(

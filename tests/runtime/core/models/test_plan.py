@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tsx_archiver import parse_model_config
@@ -13,7 +11,6 @@ from tsx_runtime.core.traffic.routing import choose
 from tsx_runtime.errors import BadRequest, ModelVersionNotFound
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings
-from tsx_runtime.shared.cores import cpu_count
 
 
 def planned(order=None, yaml=None, settings=None, gpus=0):
@@ -81,14 +78,10 @@ def test_how_many_workers_a_model_starts_with(order, yaml, gpus, workers):
     assert (chosen.min_workers, chosen.max_workers) == workers
 
 
-def test_a_small_model_of_hugging_faces_tasks_has_a_worker_for_each_core(tmp_path):
-    weights = tmp_path / "huggingface_model" / "model.safetensors"
-    weights.parent.mkdir()
-    weights.write_bytes(b"w")
-    assert task_workers(tmp_path, "huggingface") == min(cpu_count(), 4)
-    assert task_workers(tmp_path, "huggingface_generation") is None
-    os.truncate(weights, (1 << 30) + 1)
-    assert task_workers(tmp_path, "huggingface") is None
+def test_a_small_model_of_hugging_faces_tasks_has_a_worker_for_each_core():
+    assert [task_workers("huggingface", 1 << 30, cores) for cores in (1, 2, 16)] == [1, 2, 4]
+    assert task_workers("huggingface", (1 << 30) + 1, 16) is None
+    assert task_workers("huggingface_generation", 1, 16) is None
 
 
 def test_a_server_says_for_a_model_how_many_workers_it_may_have_and_when_it_is_unloaded():

@@ -53,6 +53,27 @@ def test_a_draw_depends_on_seed_and_position_and_on_no_neighbour() -> None:
     assert [draw([(Sampling(temperature=1.5, seed=12346), position)])[0] for position in range(50)] != alone
 
 
+def test_logprobs_belong_to_a_position_whatever_was_computed_twice() -> None:
+    """A sequence that loses its cache while a step of it is under way runs that step again."""
+    sampler = Sampler([])
+    logits = {3: LOGITS, 4: LOGITS.flip(0)}
+    for position in (3, 4, 4):
+        state = SimpleNamespace(
+            logit_processor_kwargs=sampling_arguments(Sampling(temperature=0.0, logprobs=True, top_logprobs=2), 0),
+            position_offset=position,
+            request_id="a",
+        )
+        futures: Any = [SimpleNamespace(state=state, has_new_token=True, query_length=1)]
+        rows = sampler.prepare_tensor_args(futures, torch.empty((0, 1), dtype=torch.int32))
+        sampler(torch.zeros(1, dtype=torch.long), logits[position][None], rows)
+    for position, token in ((3, 0), (4, 5)):
+        found = sampler.take_logprobs("a", position, token, finished=position == 4)
+        assert found is not None
+        assert [found.token_id, found.top[0][0]] == [token, token]
+        assert found.logprob == pytest.approx(float(LOGITS.log_softmax(-1)[0]))
+    assert not sampler._logprobs
+
+
 def test_noise_is_gumbel_and_independent_of_the_order_of_tokens() -> None:
     seeds, positions = torch.tensor([[1]]), torch.tensor([[2]])
     tokens = torch.arange(200_000)[None]

@@ -7,7 +7,9 @@ from typing import Any
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.generation import native
 from tsx_runtime.worker.generation.loading import load
+from tsx_runtime.worker.generation.pretrained import find_pretrained
 from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.openai import generation as openai
 
 
@@ -19,9 +21,9 @@ class HuggingFaceGeneration:
     input_kind = "json"
 
     async def initialize(self, context: Context) -> None:
-        self.generator = await load(context)
-        self.model = context.model_name
-        self.precision = context.model_yaml_config.get("precision")
+        files = find_pretrained(context, choose_device(context.system_properties.get("gpu_id")))
+        self.generator = await load(files, context)
+        self.model, self.precision = context.model_name, files.precision
         if self.generator.has_chat_template:
             self.input_kind = "chat"
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tsx_archiver.metadata.huggingface import MODULES, family
-from tsx_runtime.worker.generation.pretrained import PretrainedFiles, adapter_view, check_vocabulary, loading, log_size, placed
+from tsx_runtime.worker.generation.pretrained import PretrainedFiles, adapter_view, check_vocabulary, load_errors, log_size, place
 from tsx_runtime.worker.handlers.huggingface.batches import Budget, budget_of
 
 AUTO = {  # tasks that transformers has no pipeline for, or whose pipeline is not used: the class that loads their model
@@ -51,7 +51,7 @@ def load(files: PretrainedFiles) -> Loaded:
     task, directory, device, began = files.task, files.directory, files.device, time.monotonic()
     options: dict[str, Any] = {"dtype": files.dtype, "trust_remote_code": files.trusted}
     pipeline = None
-    with loading("The model", f"cannot be loaded for the task {task!r}"):
+    with load_errors("The model", f"cannot be loaded for the task {task!r}"):
         import transformers  # an extra
 
         log_size(directory)
@@ -63,10 +63,10 @@ def load(files: PretrainedFiles) -> Loaded:
             if task == "text-ranking" and (directory / MODULES).is_file():
                 name = "AutoModel"  # a sentence model ranks by likeness
             model = getattr(transformers, name).from_pretrained(directory, **options)
-    model = placed(model, files)
+    model = place(model, files)
     if tokenizer is not None:
         _prepare(tokenizer, model)
-    adapters = {name: adapter_view(model, name, place) for name, place in files.adapters.items()}
+    adapters = {name: adapter_view(model, name, path) for name, path in files.adapters.items()}
     logger.info("loaded %s for %s in %s on %s in %.1f s", type(model).__name__, task, model.dtype, device, time.monotonic() - began)
     return Loaded(task, directory, model, tokenizer, pipeline, device, adapters, budget_of(device))
 

@@ -64,7 +64,7 @@ class Task(ABC):
         """Raises InvalidInput."""
         given = dict(request.parameters)
         adapter = given.pop("adapter", None)
-        if adapter is not None and adapter not in list(self.loaded.adapters):
+        if adapter is not None and adapter not in list(self.loaded.adapters):  # a list: what the client sends may not be hashable
             have = f"it has {', '.join(self.loaded.adapters)}" if self.loaded.adapters else "it has none"
             raise InvalidInput(f"The model has no adapter {adapter!r}; {have}.")
         parameters = read_parameters(given, self.parameters, self.loaded.task)

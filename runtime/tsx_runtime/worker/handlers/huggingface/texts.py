@@ -16,8 +16,8 @@ from tsx_runtime.worker.handlers.huggingface.loading import Loaded
 from tsx_runtime.worker.handlers.huggingface.tasks import MOST_PARTS, Request, Task, Unit, each_or_bad
 
 MOST_PAIRED = 10_000_000  # characters of all pairs of a request, whose texts are tokenized with each of the others
-PIECE = 8  # characters for each token that the model takes: of longer texts only as much is tokenized as the model reads
-FAR = 8  # words of a tokenizer
+CHARACTERS = 8  # for each token that the model takes: of longer texts only as much is tokenized as the model reads
+WORDS_BEHIND = 8  # of a tokenizer, behind the last token that the model reads: so far a cut changes none that it reads
 EXAMPLE = ["Warm-up", "The first request is as fast as the tenth."]
 
 
@@ -116,9 +116,9 @@ def beginning(loaded: Loaded, text: str) -> str:
     that split texts into words look ahead over a run of digits, or of spaces.
     """
     most = loaded.most_tokens
-    if most is None or len(text) <= PIECE * most or loaded.tokenizer.truncation_side != "right":
+    if most is None or len(text) <= CHARACTERS * most or loaded.tokenizer.truncation_side != "right":
         return text
-    size = PIECE * most
+    size = CHARACTERS * most
     while size < len(text):
         encodings = loaded.tokenizer(text[:size], add_special_tokens=False, verbose=False).encodings
         if not encodings:  # a tokenizer in Python, which does not say what its words are
@@ -127,18 +127,19 @@ def beginning(loaded: Loaded, text: str) -> str:
         if len(words) > most:
             behind = text[encodings[0].offsets[most][0] : size]
             count = words[-1] - words[most] if words[-1] else len(behind.split())  # to some tokenizers a text is one word
-            if count > FAR and re.search(r"[^\s\d]", behind):
+            if count > WORDS_BEHIND and re.search(r"[^\s\d]", behind):
                 return text[:size]
-        size *= PIECE
+        size *= CHARACTERS
     return text
 
 
 def shortened(loaded: Loaded, text: str, pair: str | None = None) -> tuple[str, str | None]:
-    """As much as the model reads. Of a pair of which both are long that depends on both lengths, so these stay."""
+    """As much as the model reads. Of a pair of which neither is short that depends on both lengths, so these stay."""
     if pair is None:
         return beginning(loaded, text), None
-    one, other = beginning(loaded, text), beginning(loaded, pair)
-    return (text, pair) if len(one) < len(text) and len(other) < len(pair) else (one, other)
+    one, other, most = beginning(loaded, text), beginning(loaded, pair), loaded.most_tokens or 0
+    depends = (len(one) < len(text) and len(pair) > most) or (len(other) < len(pair) and len(text) > most)
+    return (text, pair) if depends else (one, other)
 
 
 def check_length(unit: Unit, loaded: Loaded) -> Unit:
