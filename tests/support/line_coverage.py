@@ -1,6 +1,7 @@
-"""Which lines ran, in this process and in those forked from it, in files for `coverage combine`, where LINE_COVERAGE names them.
+"""Which lines ran, in this process and in those forked from it, where LINE_COVERAGE names a data file of coverage.py.
 
-It is imported before the product, whose modules it changes as they are imported.
+It is imported before the product, whose modules it changes as they are imported. Each process has a file of its own beside that one:
+`python -m tests.support.line_coverage` makes one of them all, since an SQLite file for each of thousands takes a minute of the processor.
 
 Before Python 3.12 coverage.py has to trace every line of every library, which doubles what the tests take of the processor. SlipCover adds
 a call to each line of the product alone, which reports it once.
@@ -9,9 +10,11 @@ a call to each line of the product alone, which reports it once.
 from __future__ import annotations
 
 import atexit
+import marshal
 import os
 import subprocess
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -36,7 +39,6 @@ class Popen(subprocess.Popen[bytes]):
 
 
 def _start(files: str) -> Callable[[], None]:
-    from coverage import CoverageData
     from slipcover import FileMatcher, ImportManager, Slipcover
 
     Slipcover.lines_from_code = Slipcover.branches_from_code = lambda code: ()  # coverage.py finds them; it takes longer than the probes do
@@ -46,10 +48,8 @@ def _start(files: str) -> Callable[[], None]:
     def save() -> None:
         ran = lines.newly_seen
         forget()
-        with suppress(Exception):  # in a sandbox, or where a test has bounded what may be written
-            data = CoverageData(files, suffix=True)
-            data.add_lines(ran)
-            data.write()
+        with suppress(OSError), open(f"{files}.{os.getpid()}.{time.time_ns()}", "xb") as file:  # which a sandbox may forbid
+            marshal.dump({name: list(numbers) for name, numbers in ran.items()}, file)
 
     def forget() -> None:
         lines.newly_seen = defaultdict(set)
@@ -62,7 +62,6 @@ def _start(files: str) -> Callable[[], None]:
         save()
         end(status)
 
-    lines.newly_seen |= {str(path): set() for name in MEASURED for path in (ROOT / name).rglob("*.py")}  # those that nothing imports too
     ImportManager(lines, FileMatcher([ROOT / name for name in MEASURED])).__enter__()
     os.register_at_fork(after_in_child=start_again)
     os._exit = save_and_end
@@ -70,4 +69,22 @@ def _start(files: str) -> Callable[[], None]:
     return save
 
 
-save = _start(os.environ["LINE_COVERAGE"]) if "LINE_COVERAGE" in os.environ else lambda: None  # for who does not come to its end
+def combine(files: str) -> None:
+    from coverage import CoverageData
+
+    ran = {str(path): set[int]() for name in MEASURED for path in (ROOT / name).rglob("*.py")}  # those that nothing imports too
+    for part in Path(files).parent.glob(f"{Path(files).name}.*"):
+        with suppress(EOFError, ValueError):  # of a process that was killed while it wrote
+            for name, numbers in marshal.loads(part.read_bytes()).items():
+                ran.setdefault(name, set()).update(numbers)
+        part.unlink()
+    data = CoverageData(files)
+    data.add_lines(ran)
+    data.write()
+
+
+measured = "LINE_COVERAGE" in os.environ and __name__ != "__main__"
+save = _start(os.environ["LINE_COVERAGE"]) if measured else lambda: None  # for who does not come to its end
+
+if __name__ == "__main__":
+    combine(os.environ["LINE_COVERAGE"])
