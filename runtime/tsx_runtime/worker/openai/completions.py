@@ -83,6 +83,9 @@ class CompletionReply(ChoicesReply):
         for token in tokens:
             offsets.append(self._offsets[index])
             self._offsets[index] += len(token)
-        tops = [{decode([other]): finite(logprob) for other, logprob in each.top} for each in logprobs]
+        tops: list[dict[str, float]] = [{} for _ in logprobs]
+        for top, each in zip(tops, logprobs, strict=True):
+            for other, logprob in each.top:  # the likeliest first: parts of characters may all read the same
+                top.setdefault(decode([other]), finite(logprob))
         values = [finite(each.logprob) for each in logprobs]
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

@@ -1,0 +1,32 @@
+"""The log probabilities of OpenAI's completions, which name tokens by their text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tsx_runtime.worker.generation.interface import TextPiece, TokenLogprob
+from tsx_runtime.worker.openai.completions import CompletionReply
+
+
+class Bytes:
+    """A token is a byte: those of longer characters all read the same."""
+
+    context_length = 100
+    adapters = ()
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode(errors="replace")
+
+    def refusal(self, sampling: Any) -> None:
+        return None
+
+
+def test_of_tokens_that_read_the_same_the_likeliest_is_shown() -> None:
+    generator: Any = Bytes()
+    reply = CompletionReply({"prompt": "a", "max_tokens": 1, "logprobs": 3}, generator, "m")
+    reply.add(0, TextPiece("\ufffd", 1, "length", [TokenLogprob(0xE6, -1.0, [(0xE6, -1.0), (0x61, -2.0), (0xE7, -3.0)])]))
+    shown = reply.whole()["choices"][0]["logprobs"]
+    assert (shown["token_logprobs"], shown["top_logprobs"]) == ([-1.0], [{"\ufffd": -1.0, "a": -2.0}])
