@@ -106,7 +106,8 @@ def a_text(given: Any, name: str = "inputs") -> str:
 def check_text(text: str, step: int) -> None:
     """Raises ValueError for a text that alone makes too many parts, each of which begins so many tokens after the last."""
     if len(text) > MOST_PARTS * step:
-        raise ValueError(f"The text has {len(text)} characters: too many for parts that begin {step} tokens apart. Let them overlap less.")
+        too_many = f"The text has {len(text)} characters: too many for parts that begin {step} tokens apart"
+        raise ValueError(f"{too_many}. Send less, or let them overlap less.")
 
 
 def beginning(loaded: Loaded, text: str) -> str:
@@ -134,12 +135,18 @@ def beginning(loaded: Loaded, text: str) -> str:
 
 
 def shortened(loaded: Loaded, text: str, pair: str | None = None) -> tuple[str, str | None]:
-    """As much as the model reads. Of a pair of which neither is short that depends on both lengths, so these stay."""
+    """As much as the model reads. Where two long texts share an odd number of tokens, either may get the one that is left over.
+
+    Two that cannot be cut between words are cut by characters: the tokenizer's own cut takes a time that grows with the product of both.
+    """
     if pair is None:
         return beginning(loaded, text), None
-    one, other, most = beginning(loaded, text), beginning(loaded, pair), loaded.most_tokens or 0
-    depends = (len(one) < len(text) and len(pair) > most) or (len(other) < len(pair) and len(text) > most)
-    return (text, pair) if depends else (one, other)
+    one, other = beginning(loaded, text), beginning(loaded, pair)
+    bound = CHARACTERS**2 * (loaded.most_tokens or len(text))
+    if min(len(one), len(other)) > bound:
+        kept = slice(bound) if loaded.tokenizer.truncation_side == "right" else slice(-bound, None)
+        return one[kept], other[kept]
+    return one, other
 
 
 def check_length(unit: Unit, loaded: Loaded) -> Unit:

@@ -77,7 +77,9 @@ def test_nothing_else_is_tokenized(served: Get) -> None:
     most = loaded.most_tokens or 0
     assert beginning(loaded, LONG) == LONG[: 8 * most]
     assert shortened(loaded, "the file", LONG) == ("the file", LONG[: 8 * most])
-    assert shortened(loaded, LONG, LONG + "x") == (LONG, LONG + "x")  # the longer one keeps more tokens
+    assert shortened(loaded, LONG, LONG + "x") == (LONG[: 8 * most], LONG[: 8 * most])
+    word = "x" * 100_000  # tokenized as a whole, two of them would take half a minute
+    assert [len(each or "") for each in shortened(loaded, word, word)] == [64 * most, 64 * most]
     short = "x" * 8 * most
     assert beginning(loaded, short) is short
     try:

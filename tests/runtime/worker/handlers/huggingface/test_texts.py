@@ -235,7 +235,7 @@ BAD = [
     ("bert-ranking", "text-ranking", {"query": "x" * 10_000, "texts": ["y"] * 1000}, "have 10001000 characters together"),
     ("bert-masked", "fill-mask", {"inputs": "[MASK]" * 11, "parameters": {"top_k": 1000}}, "That are 11000 words to propose"),
     ("bert-tokens", "token-classification", {"inputs": "x", "parameters": {"stride": 125}}, "parts that overlap more are too many"),
-    ("bert-tokens", "token-classification", {"inputs": "x" * 150_000, "parameters": {"stride": 113}}, "Let them overlap less"),
+    ("bert-tokens", "token-classification", {"inputs": "x" * 150_000, "parameters": {"stride": 113}}, "let them overlap less"),
     ("bert-answers", "question-answering", {"question": "x"}, "`inputs` must be"),
     ("bert-answers", "question-answering", {"question": "x", "context": "y" * 50_000, "parameters": {"max_seq_len": 8}}, "overlap less"),
     ("bert", "feature-extraction", {"inputs": ["x"] * 10_001}, "has 10001 entries; at most 10000"),
