@@ -117,8 +117,8 @@ def is_huggingface(path: Path) -> bool:
         return True
     try:
         config = _read_object(path / CONFIG)
-    except CannotPack:
-        return False
+    except CannotPack:  # said where the model is packed
+        return (path / CONFIG).is_file() and any(_WEIGHTS.fullmatch(file.name) for file in path.iterdir())
     return "architectures" in config or "model_type" in config
 
 

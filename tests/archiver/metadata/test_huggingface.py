@@ -176,6 +176,7 @@ def test_code_of_another_repository_is_found_where_transformers_finds_it(tmp_pat
         ({"adapter_config.json": "{}"}, True),
         ({"config.json": '{"learning_rate": 1}'}, False),
         ({"config.json": "{}{"}, False),
+        ({"config.json": "{}{", "model.safetensors": ""}, True),  # it is told what is wrong with it
         ({"config.json": '{"model_type": "bert"}', "MAR-INF/MANIFEST.json": "{}"}, False),
     ],
 )
