@@ -19,16 +19,6 @@ import pytest
 
 from tests.support import forked, line_coverage
 
-OFTEN = (  # imported by many tests, and by workers of their servers: each would take one to four seconds of the processor again
-    "peft",
-    "sklearn",
-    "torch._inductor.compile_fx",
-    "transformers.models.llama.modeling_llama",
-    "transformers.pipelines",
-    "tsx_runtime.worker.generation.transformers_engine",
-    "tsx_runtime.worker.launch.preload_export",
-)
-
 
 class Collected:
     """Of the process that runs no test itself: its two forkers."""
@@ -62,7 +52,7 @@ class Runner(forked.Popen):
 
 
 def collect(programs: socket.socket, runners: socket.socket, paths: Sequence[str]) -> None:
-    forked.get_ready(OFTEN)
+    forked.get_ready()  # and no more: a fork takes as long as its parent is large, and there are thousands
     if not os.fork():
         runners.close()
         forked.serve(programs)

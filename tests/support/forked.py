@@ -202,14 +202,9 @@ def _forker() -> Forker:
     return _made[0]
 
 
-def get_ready(more: Sequence[str] = ()) -> None:
+def get_ready() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
-    logging.disable()  # they have something to say about this machine
-    for name in more:
-        with contextlib.suppress(ImportError):  # an extra
-            importlib.import_module(name)
-    logging.disable(logging.NOTSET)
     gc.collect()
     gc.freeze()
 
