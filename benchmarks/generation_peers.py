@@ -186,7 +186,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         place = Path(made)
         shape = {"hidden_size": options.hidden, "intermediate_size": 2 * options.hidden, "num_hidden_layers": options.layers}
-        shape |= {"num_attention_heads": options.heads, "num_key_value_heads": options.heads // 2, "initializer_range": 0.02}
+        shape |= {"num_attention_heads": options.heads, "num_key_value_heads": options.heads // 2}
         model = tiny_llama(place / "llama", **shape, dtype=options.dtype)
         metrics = f"http://127.0.0.1:{free_ports(1)[0]}"
         settings = {"disable_token_authorization": True, "metrics_address": metrics}
