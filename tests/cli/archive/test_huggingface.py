@@ -122,6 +122,9 @@ def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: 
         assert why in ended.err
     ended = run("archive", "tiny", "--task", "chat")
     assert (ended.code, "not text-generation" in ended.err) == (1, True)
+    (saved / "config.json").write_text('{"architectures": ["T5ForConditionalGeneration"], "model_type": "t5"}')
+    assert run("archive", "tiny", "--task", "text2text-generation", "-o", "t5.mar").code == 0
+    (saved / "config.json").write_text(json.dumps(CONFIG))
     ended = run("optimize", "tiny.mar") if run("archive", "tiny").code == 0 else None
     assert ended is not None
     assert "is a Hugging Face model, which tsx optimize builds no forms of" in ended.err

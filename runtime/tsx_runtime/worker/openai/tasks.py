@@ -10,6 +10,7 @@ import json
 import math
 import secrets
 import struct
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -26,13 +27,13 @@ MOST_DOCUMENTS = 10_000
 
 
 class TaskBody(OpenAIRequest):
+    @abstractmethod
     def task(self) -> tuple[Any, dict[str, Any]]:
         """Inputs and parameters."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answer(self, output: Any, tokens: int, model: str) -> bytes:
         """`output`: the task's. Raises RefusedField."""
-        raise NotImplementedError
 
     def task_request(self, model: str) -> TaskRequest:
         """`model`: the name of this one."""

@@ -929,3 +929,21 @@ def test_a_worker_that_reports_more_than_any_worker_does_is_ended() -> None:
         await asyncio.wait_for(channel.closed, TIMEOUT)
 
     asyncio.run(scenario())
+
+
+def test_a_connection_that_is_closed_is_not_asked_for_a_sign_of_life():
+    """asyncio's own transports raise TypeError there, from Python 3.12 on."""
+
+    async def ask():
+        ours, theirs = socket.socketpair()
+        with theirs:
+            channel = Channel(None)
+            transport, _ = await asyncio.get_running_loop().connect_accepted_socket(asyncio.Protocol, ours)
+            channel._transport, written = transport, []
+            transport.writelines = written.extend
+            channel.ping()
+            transport.close()
+            channel.ping()
+            return written
+
+    assert len(asyncio.run(ask())) == len(wire.encode(wire.Kind.PING, 0))

@@ -200,6 +200,12 @@ def test_an_engine_that_ends_ends_its_worker(start_worker: StartWorker, llama: P
     assert worker.ended() is not None
 
 
+def test_the_precision_of_the_configuration_is_what_runs(start_worker: StartWorker, llama: Path, tmp_path: Path) -> None:
+    worker = start(start_worker, llama, tmp_path, model_config={"precision": "bf16"})
+    assert (worker.loaded, worker.report["precision"]) == (True, "bf16")
+    assert ask(worker, PROMPT, **GREEDY)[0]["generated_text"]
+
+
 def test_a_directory_without_a_model_says_what_is_wrong(start_worker: StartWorker) -> None:
     worker = start_worker(files={"huggingface_model/README.md": "nothing"}, handler="huggingface_generation", mode="async")
     assert not worker.loaded
