@@ -5,6 +5,7 @@ What each does is its docstring. Each stops by itself after the given seconds, a
 
 from __future__ import annotations
 
+import base64
 import os
 import resource
 import selectors
@@ -18,6 +19,9 @@ from typing import NamedTuple
 
 RECEIVE = 1 << 16
 HOST = b"Host: 127.0.0.1\r\n"
+HANDSHAKE = b"GET /predictions/busy HTTP/1.1\r\n%bUpgrade: websocket\r\nConnection: Upgrade\r\n" % HOST
+HANDSHAKE += b"Sec-WebSocket-Key: %b\r\nSec-WebSocket-Version: 13\r\n\r\n" % base64.b64encode(bytes(16))
+CHUNKED = b"POST /predictions/busy HTTP/1.1\r\n%bTransfer-Encoding: chunked\r\n\r\n" % HOST
 SOURCE = "127.0.0.2"  # so that the server can tell the attackers from its other clients
 Sent = tuple[int, int]  # requests, bytes
 
@@ -34,17 +38,28 @@ def request(line: bytes, body: bytes = b"", *headers: bytes, length: int | None 
     return b"%b HTTP/1.1\r\n%b%b%b\r\n%b" % (line, HOST, b"".join(header + b"\r\n" for header in headers), framing, body)
 
 
-def connect(address: tuple[str, int]) -> socket.socket:
+def connect(address: tuple[str, int], head: bytes = b"") -> socket.socket:
+    """Connect, and send `head`; where it asks for a WebSocket, wait for the answer."""
     sock = socket.create_connection(address, 10, (SOURCE, 0))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.sendall(head)
+    if b"Upgrade: websocket" in head:
+        sock.recv(RECEIVE)
     return sock
 
 
-def push(address: tuple[str, int], seconds: float, connections: int, endless: bytes, *, reads: bool, most: int = 1 << 62) -> Sent:
-    """Send `endless` again and again on each connection, as fast as the server takes it, without waiting for answers."""
+def frame(opcode: int, body: bytes = b"") -> bytes:
+    """A frame of a WebSocket client whose mask changes nothing (RFC 6455, 5.2)."""
+    return bytes([opcode, 0x80 | len(body), 0, 0, 0, 0]) + body
+
+
+def push(
+    address: tuple[str, int], seconds: float, connections: int, endless: bytes, *, reads: bool, most: int = 1 << 62, head: bytes = b""
+) -> Sent:
+    """Send `head`, then `endless` again and again, on each connection, as fast as the server takes it, without waiting for answers."""
     until, sent = time.monotonic() + seconds, 0
     selector = selectors.DefaultSelector()
-    opened = [connect(address) for _ in range(connections)]
+    opened = [connect(address, head) for _ in range(connections)]
     for sock in opened:
         sock.setblocking(False)
         selector.register(sock, selectors.EVENT_WRITE | (selectors.EVENT_READ if reads else 0), [0])
@@ -65,7 +80,7 @@ def push(address: tuple[str, int], seconds: float, connections: int, endless: by
                 selector.unregister(sock)
                 sock.close()
                 with suppress(OSError):  # as an attacker does, it comes again
-                    again = connect(address)
+                    again = connect(address, head)
                     again.setblocking(False)
                     selector.register(again, selectors.EVENT_WRITE | (selectors.EVENT_READ if reads else 0), [0])
                     opened.append(again)
@@ -183,6 +198,46 @@ def many_connections(address: tuple[str, int], seconds: float) -> Sent:
     return hold(address, seconds, 3000, b"POST /predictions/quiet HTTP/1.1\r\n" + HOST)
 
 
+def websocket_pongs(address: tuple[str, int], seconds: float) -> Sent:
+    """4 WebSocket connections send pongs that nobody asked for."""
+    return push(address, seconds, 4, frame(0x8A) * 10_000, reads=True, head=HANDSHAKE)
+
+
+def websocket_pings(address: tuple[str, int], seconds: float) -> Sent:
+    """4 WebSocket connections send pings, and do not read the pongs."""
+    return push(address, seconds, 4, frame(0x89) * 10_000, reads=False, head=HANDSHAKE)
+
+
+def websocket_empty_fragments(address: tuple[str, int], seconds: float) -> Sent:
+    """4 WebSocket connections send messages of endless empty fragments."""
+    return push(address, seconds, 4, frame(0x00) * 10_000, reads=True, head=HANDSHAKE + frame(0x02))
+
+
+def websocket_small_fragments(address: tuple[str, int], seconds: float) -> Sent:
+    """4 WebSocket connections send messages in fragments of one byte."""
+    return push(address, seconds, 4, frame(0x00, b"1") * 10_000, reads=True, head=HANDSHAKE + frame(0x02, b"1"))
+
+
+def websocket_messages(address: tuple[str, int], seconds: float) -> Sent:
+    """4 WebSocket connections send small messages ahead of the answers, which they read."""
+    return push(address, seconds, 4, frame(0x82, b"1") * 10_000, reads=True, head=HANDSHAKE)
+
+
+def small_chunks(address: tuple[str, int], seconds: float) -> Sent:
+    """4 connections send chunked bodies in chunks of one byte."""
+    return push(address, seconds, 4, b"1\r\n1\r\n" * 10_000, reads=True, head=CHUNKED)
+
+
+def trailers(address: tuple[str, int], seconds: float) -> Sent:
+    """4 connections send endless trailers after a chunked body."""
+    return push(address, seconds, 4, b"a:b\r\n" * 10_000, reads=True, head=CHUNKED + b"1\r\n1\r\n0\r\n")
+
+
+def header_lines(address: tuple[str, int], seconds: float) -> Sent:
+    """4 connections send heads of 10,000 lines."""
+    return ask(address, seconds, 4, repeat(request(b"POST /predictions/busy", b"1", *[b"a:"] * 10_000)))
+
+
 ATTACKS = {
     run.__name__.replace("_", "-"): Attack((run.__doc__ or "").strip(), role, run)
     for run, role in [
@@ -196,6 +251,14 @@ ATTACKS = {
         (unknown_model, "inference"),
         (full_queue, "inference"),
         (many_connections, "inference"),
+        (websocket_pongs, "inference"),
+        (websocket_pings, "inference"),
+        (websocket_empty_fragments, "inference"),
+        (websocket_small_fragments, "inference"),
+        (websocket_messages, "inference"),
+        (small_chunks, "inference"),
+        (trailers, "inference"),
+        (header_lines, "inference"),
     ]
 }
 

@@ -23,17 +23,24 @@ from websockets.typing import Subprotocol
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.errors import BadRequest, NoRoom
 from tsx_runtime.http.connection_clock import Timeouts
+from tsx_runtime.http.fast_lane.pipelining import LARGE
+from tsx_runtime.http.fast_lane.turns import Turns
 from tsx_runtime.http.semantics.messages import CLIENT_LEFT, CountedBytes, Message, Receive, Scope, Send
 
 if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 SUBPROTOCOL = "tsx.v1"
-INVALID, TOO_SLOW, FAILED, RESTART, TRY_AGAIN = 1007, 1008, 1011, 1012, 1013  # close codes (RFC 6455, and IANA's registry of them)
+INVALID, POLICY, FAILED, RESTART, TRY_AGAIN = 1007, 1008, 1011, 1012, 1013  # close codes (RFC 6455, and IANA's registry of them)
 LONGEST_REASON = 120  # bytes, of a control frame's 125
 AHEAD = 64 << 10  # bytes that a client may send ahead of the message that it waits for before it is no longer read from
 OVERHEAD = 1024  # bytes that a message counts for besides its own
-SLICE = 4096  # bytes that are parsed at once: so many empty messages may go beyond that
+FRAMES_PER_TURN = 16  # that are parsed before the other connections have their turn: each takes about 15 microseconds
+MAX_IDLE_FRAMES = 100  # a second: pings, pongs and empty fragments, which bring nothing for a model
+MAX_FRAGMENTS = 1024  # of a message, and one more for each KiB of it
+HOLD = 1.0  # seconds before a connection that broke a limit is closed, so that its client reads why and does not come again at once
+LENGTH_BYTES = {126: 2, 127: 8}  # of a frame's extended length (RFC 6455, 5.2)
+MASK_BYTES = 4  # of each frame of a client
 SILENCE = 20  # seconds after which a client gets a ping, and after as many again without a word is gone
 
 logger = logging.getLogger("tsx.http")
@@ -52,6 +59,7 @@ class WebSocketConnection(asyncio.Protocol):
         max_size: int,
         bytes_in_flight: ByteBudget,
         timeouts: Timeouts,
+        turns: Turns,
         on_lost: Callable[[Exception | None], None],
     ) -> None:
         """`head` is the request that asks for the upgrade. `on_lost` is called once the connection is closed. Raises BadRequest if `head`
@@ -64,17 +72,20 @@ class WebSocketConnection(asyncio.Protocol):
             error = self._protocol.handshake_exc
             raise BadRequest(f"This is no handshake of a WebSocket: {error and (error.__cause__ or error)}.")
         self._connections, self._tasks = server_state.connections, server_state.tasks
-        self._budget, self._timeouts, self._on_lost = bytes_in_flight, timeouts, on_lost
+        self._budget, self._timeouts, self._turns, self._on_lost = bytes_in_flight, timeouts, turns, on_lost
         self._counted = CountedBytes(bytes_in_flight)
         self._ahead = bytearray()  # not parsed yet
+        self._frame_missing = 0  # bytes of the present frame that are not parsed yet
+        self._fragments = 0  # of the present message
+        self._idle_frames = 0  # in this second
         self._message = bytearray()  # the frames of one that is not complete
-        self._partial = 0  # bytes of it, those of frames that are not complete included: up to `SLICE` less than there are
+        self._partial = 0  # bytes of it, those of the present frame included
         self._is_text = False
         self._messages: deque[bytes | str] = deque()  # complete ones
         self._waiting = 0  # bytes of them
         self._news, self._left, self._writable = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._writable.set()
-        self._paused = self._leaving = False
+        self._paused = self._leaving = self._held_open = self._has_turn = False
         self._ticks = 0  # seconds since the incomplete message began
         self._silence = 0  # seconds in which nothing has come
         self._unsent = self._stuck = 0  # bytes that the client had not taken at the last tick, and for how many ticks it takes none
@@ -97,19 +108,26 @@ class WebSocketConnection(asyncio.Protocol):
             self._fail(FAILED, "The server failed; its log says why.")
         if self._leaving:
             self._fail(RESTART, "The server stops.")
-        self.transport.close()
+        if not self._held_open:
+            self.transport.close()
 
     # What the event loop and uvicorn's server call
 
     def data_received(self, data: bytes) -> None:
+        if self._held_open:
+            return
         self._silence = 0
         self._ahead += data
         try:
             self._counted.grow_to(self._held)
         except NoRoom as error:
             self._fail(TRY_AGAIN, error.message)
-        else:
+            return
+        if not self._has_turn:
             self._parse()
+        if len(data) > LARGE:
+            self._take_turn()  # else the event loop would read megabytes from this connection in the present turn
+        self._update_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         for event in (self._left, self._news, self._writable):
@@ -135,6 +153,7 @@ class WebSocketConnection(asyncio.Protocol):
     def on_tick(self) -> None:
         """A second has passed (see `connection_clock.py`)."""
         timeouts, unsent = self._timeouts, self.transport.get_write_buffer_size()
+        self._idle_frames = 0
         self._stuck = self._stuck + 1 if unsent and unsent >= self._unsent else 0
         self._unsent = unsent
         self._count_unread(unsent)  # answers to pings are no answers that wait until the client reads
@@ -152,7 +171,7 @@ class WebSocketConnection(asyncio.Protocol):
         if self._partial:
             self._ticks += 1
             if self._ticks > timeouts.body + self._partial / timeouts.body_rate:
-                self._fail(TOO_SLOW, f"The message came too slowly: {self._partial} bytes in {self._ticks} s (body_timeout).")
+                self._fail(POLICY, f"The message came too slowly: {self._partial} bytes in {self._ticks} s (body_timeout).")
 
     def cut_off(self) -> None:
         """The client has too much to read, and the budget is used up."""
@@ -161,7 +180,8 @@ class WebSocketConnection(asyncio.Protocol):
     # What the application gets
 
     async def receive(self) -> Message:
-        while not (self._messages or self._left.is_set() or self._leaving):
+        """Return the next message, each in a turn of its own, or a disconnect."""
+        while not ((self._news.is_set() and self._messages) or self._left.is_set() or self._leaving):
             self._news.clear()
             await self._news.wait()
         if self._left.is_set() or self._leaving:
@@ -169,7 +189,9 @@ class WebSocketConnection(asyncio.Protocol):
         message = self._messages.popleft()
         self._waiting -= len(message) + OVERHEAD
         self._counted.shrink_to(self._held)
-        self._parse()
+        if self._messages or self._ahead or self._paused:
+            self._news.clear()
+            self._take_turn()
         return {"type": "websocket.receive", "text" if isinstance(message, str) else "bytes": message}
 
     async def send(self, message: Message) -> None:
@@ -204,31 +226,73 @@ class WebSocketConnection(asyncio.Protocol):
         return bool(self._messages) and self._held > AHEAD
 
     def _parse(self) -> None:
-        """Parse what has come, until enough messages wait; then the client is not read from."""
+        """Parse a turn's share of what has come, until enough messages wait."""
         ahead, protocol = self._ahead, self._protocol
-        while ahead and not self._has_enough:
-            piece = bytes(memoryview(ahead)[:SLICE])
-            del ahead[:SLICE]
-            protocol.receive_data(piece)
+        for _ in range(FRAMES_PER_TURN):
+            size = 0 if self._has_enough else self._next_size()
+            if not size or protocol.state in (State.CLOSING, State.CLOSED):
+                break
+            protocol.receive_data(bytes(memoryview(ahead)[:size]))
+            del ahead[:size]
+            self._frame_missing -= size
             frames = cast("list[Frame]", protocol.events_received())
             for frame in frames:
                 self._add(frame)
-            self._partial = len(self._message) if frames else self._partial + len(piece)
+            self._partial = len(self._message) if frames else self._partial + size
+        else:
+            self._take_turn()
         self._write()
-        if self._has_enough is not self._paused and not self.transport.is_closing():
-            self._paused = not self._paused
-            (self.transport.pause_reading if self._paused else self.transport.resume_reading)()
+
+    def _next_size(self) -> int:
+        """Return how many bytes the parser gets next: those that have come of one frame, or 0 before its length has come."""
+        ahead = self._ahead
+        if not self._frame_missing and len(ahead) > 1:
+            size = ahead[1] & 0x7F
+            begin = 2 + LENGTH_BYTES.get(size, 0)
+            if len(ahead) >= begin:
+                self._frame_missing = begin + MASK_BYTES + (int.from_bytes(ahead[2:begin], "big") if begin > 2 else size)
+        return min(self._frame_missing, len(ahead))
+
+    def _take_turn(self) -> None:
+        """Go on in another turn of the event loop, after the other connections."""
+        if not self._has_turn:
+            self._has_turn = True
+            self._turns.call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        self._has_turn = False
+        if not self.transport.is_closing():
+            self._parse()
+            self._update_reading()
+            if self._messages:
+                self._news.set()
+
+    def _update_reading(self) -> None:
+        """Read from the client once all that has come is parsed, and few messages wait."""
+        pauses = self._has_enough or self._has_turn or self._held_open
+        if pauses is not self._paused and not self.transport.is_closing():
+            self._paused = pauses
+            (self.transport.pause_reading if pauses else self.transport.resume_reading)()
 
     def _add(self, frame: Frame) -> None:
         if frame.opcode is Opcode.CLOSE:
             self._left.set()
-        if frame.opcode is Opcode.TEXT or frame.opcode is Opcode.BINARY:
-            self._is_text = frame.opcode is Opcode.TEXT
-        elif frame.opcode is not Opcode.CONT:
+        is_control = frame.opcode not in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
+        if is_control or not (frame.data or frame.fin):
+            self._idle_frames += 1
+            if self._idle_frames > MAX_IDLE_FRAMES:
+                self._refuse(f"At most {MAX_IDLE_FRAMES} pings, pongs and empty fragments a second are taken.")
+        if is_control:
             self._news.set()
             return
+        if frame.opcode is not Opcode.CONT:
+            self._is_text = frame.opcode is Opcode.TEXT
         self._message += frame.data
+        self._fragments += 1
+        if self._fragments > MAX_FRAGMENTS + (len(self._message) >> 10):
+            self._refuse(f"A message has at most {MAX_FRAGMENTS} fragments, and one more for each KiB.")
         if frame.fin:
+            self._fragments = 0
             try:
                 self._messages.append(self._message.decode() if self._is_text else bytes(self._message))
             except UnicodeDecodeError:
@@ -243,13 +307,21 @@ class WebSocketConnection(asyncio.Protocol):
         for data in self._protocol.data_to_send():
             if data and not self.transport.is_closing():
                 self.transport.write(data)
-            elif not data:  # the end
+            elif not data and not self._held_open:  # the end
                 self.transport.close()
 
     def _count_unread(self, size: int) -> None:
         self._budget.set_unread(self, size)
         if self._budget.overdrawn:
             asyncio.get_running_loop().call_soon(self._budget.shed)  # not here, within a write
+
+    def _refuse(self, reason: str) -> None:
+        """End a connection that broke a limit: it is told at once, read no more, and closed after `HOLD`."""
+        if not self._held_open:
+            self._held_open = True
+            self._fail(POLICY, reason)
+            self._left.set()
+            asyncio.get_running_loop().call_later(HOLD, self.transport.close)
 
     def _fail(self, code: int, reason: str) -> None:
         self._protocol.fail(code, reason.encode()[:LONGEST_REASON].decode(errors="ignore"))

@@ -29,7 +29,8 @@ from tsx_archiver import ArchiveSpec
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
 from tsx_runtime.http.asgi_lane.websockets import EventData, _as_request
 from tsx_runtime.http.connection_clock import Timeouts
-from tsx_runtime.http.websocket import WebSocketConnection
+from tsx_runtime.http.fast_lane.turns import Turns
+from tsx_runtime.http.websocket import FRAMES_PER_TURN, MAX_FRAGMENTS, MAX_IDLE_FRAMES, WebSocketConnection
 from tsx_runtime.testing import serve
 
 # Streams `count` pieces of `size` bytes, counts them in a file, or answers with server-sent events.
@@ -432,6 +433,115 @@ def test_event_data_comes_out_of_pieces_wherever_they_are_cut() -> None:
         assert [*found, *events.feed(b"\n\n")] == [b"one", b"two\nthree", b"four"], size
 
 
+class Conversation:
+    """A connection whose application takes its messages, over a transport without a socket."""
+
+    def __init__(self) -> None:
+        self.paused: list[bool] = []
+        self.written = bytearray()
+        self.closed = asyncio.Event()
+        self.taken: list[Any] = []
+        self.news = asyncio.Event()  # a message was taken
+        self.budget = ByteBudget(8 << 20)
+        self.turns = Turns(asyncio.get_running_loop())
+        head = b"GET /predictions/m HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+        head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        times = Timeouts(*[1] * 6)
+        self.connection = WebSocketConnection(head, ServerState(), 1 << 20, self.budget, times, self.turns, lambda _: None)
+        transport = SimpleNamespace(
+            is_closing=self.closed.is_set,
+            close=self.closed.set,
+            write=self.written.extend,
+            pause_reading=lambda: self.paused.append(True),
+            resume_reading=lambda: self.paused.append(False),
+            get_write_buffer_size=lambda: 0,
+            set_protocol=lambda protocol: None,
+        )
+        self.connection.start(cast("Any", transport), self.take, {})
+
+    async def take(self, scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.accept"})
+        while (message := await receive())["type"] == "websocket.receive":
+            self.taken.append(message["bytes"])
+            self.news.set()
+
+
+def frame(opcode: int, body: bytes = b"") -> bytes:
+    """A frame with a mask that changes nothing."""
+    return bytes([opcode, 0x80 | len(body), 0, 0, 0, 0]) + body
+
+
+PING, PONG, FRAGMENT, FIRST, MESSAGE = 0x89, 0x8A, 0x00, 0x02, 0x82
+FLOODS = {
+    "pings": frame(PING) * (MAX_IDLE_FRAMES + 1),
+    "pongs": frame(PONG, b"x") * (MAX_IDLE_FRAMES + 1),
+    "empty fragments": frame(FIRST) + frame(FRAGMENT) * MAX_IDLE_FRAMES,
+    "fragments of one byte": frame(FIRST, b"x") + frame(FRAGMENT, b"x") * (MAX_FRAGMENTS + 1),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
+def test_frames_that_bring_nothing_are_bounded(flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_runtime.http.websocket.HOLD", 0)
+
+    async def run() -> None:
+        conversation = Conversation()
+        await asyncio.sleep(0)
+        conversation.connection.data_received(flood * 2)
+        await asyncio.wait_for(conversation.closed.wait(), DEADLINE)
+        assert b"\x03\xf0At most " in conversation.written or b"\x03\xf0A message has at most " in conversation.written  # 1008
+        assert conversation.paused[-1] is True
+        assert not conversation.taken
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE))
+
+
+def test_frames_within_their_bounds_pass_for_ever() -> None:
+    async def run() -> None:
+        conversation = Conversation()
+        await asyncio.sleep(0)
+        sent = frame(FIRST) + frame(FRAGMENT, b"x") * 1000 + frame(PING) * (MAX_IDLE_FRAMES - 1) + frame(0x80)
+        for _ in range(5):
+            conversation.connection.data_received(sent)
+            await conversation.news.wait()
+            conversation.news.clear()
+            conversation.connection.on_tick()
+        assert conversation.taken == [b"x" * 1000] * 5
+        assert not conversation.closed.is_set()
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE))
+
+
+def test_a_large_message_in_many_fragments_passes() -> None:
+    async def run() -> None:
+        conversation = Conversation()
+        await asyncio.sleep(0)
+        part = bytes([FRAGMENT, 0xFE]) + (500).to_bytes(2, "big") + bytes(4) + bytes(500)
+        conversation.connection.data_received(frame(FIRST) + part * 1900 + frame(0x80))
+        await conversation.news.wait()
+        assert conversation.taken == [bytes(950_000)]
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE))
+
+
+def test_a_turn_of_the_loop_parses_a_few_frames_and_gives_one_message() -> None:
+    async def run() -> None:
+        conversation = Conversation()
+        await asyncio.sleep(0)
+        count = 3000
+        conversation.connection.data_received(frame(MESSAGE, b"x") * count)
+        turns = 0
+        while len(conversation.taken) < count:
+            taken, ahead = len(conversation.taken), len(conversation.connection._ahead)
+            await asyncio.sleep(0)
+            turns += 1
+            assert len(conversation.taken) - taken <= 1
+            assert ahead - len(conversation.connection._ahead) <= FRAMES_PER_TURN * len(frame(MESSAGE, b"x"))
+        assert turns >= count
+
+    asyncio.run(asyncio.wait_for(run(), DEADLINE))
+
+
 def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost() -> None:
     async def run() -> None:
         paused = []
@@ -442,7 +552,8 @@ def test_messages_that_are_sent_ahead_are_bounded_in_number_and_none_is_lost() -
         head = b"GET /predictions/m HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         head += b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
         budget = ByteBudget(1 << 20)
-        connection = WebSocketConnection(head, ServerState(), 1000, budget, Timeouts(*[1] * 6), lambda _: None)
+        turns = Turns(asyncio.get_running_loop())
+        connection = WebSocketConnection(head, ServerState(), 1000, budget, Timeouts(*[1] * 6), turns, lambda _: None)
         count, got = 43_000, 0
         ended = asyncio.Event()
 

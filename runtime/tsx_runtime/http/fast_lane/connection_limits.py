@@ -42,6 +42,7 @@ class Phase(enum.IntEnum):
 
 
 BETWEEN, HEAD, BODY, ANSWER, UVICORN, REFUSED = Phase
+TOO_MUCH_FRAMING = "Sizes, extensions and trailers of the request's chunks exceed their content by more than max_header_size, which is"
 
 
 class LimitedConnection(PipeliningProtocol):
@@ -165,6 +166,16 @@ class LimitedConnection(PipeliningProtocol):
             self._give_up(HeadTooLarge(f"The request's headers are larger than max_header_size, which is {self.lane.max_head} bytes."))
             return False
         return True
+
+    def _check_header_count(self, count: int) -> bool:
+        limit = self.lane.max_headers
+        if count > limit:
+            self._give_up(HeadTooLarge(f"The request has {count} headers; max_headers is {limit}."))
+        return count <= limit
+
+    def _check_framing(self, size: int) -> None:
+        if size > self.lane.max_head:
+            self._give_up(HeadTooLarge(f"{TOO_MUCH_FRAMING} {self.lane.max_head} bytes. Send larger chunks."))
 
     def _give_up(self, error: TsxError) -> None:
         """Answer a request that is not complete, and close."""

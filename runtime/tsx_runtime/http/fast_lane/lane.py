@@ -76,6 +76,7 @@ class Lane:
         self.timing_share = config.timing_share
         self.timeouts = config.timeouts
         self.max_head = config.max_header_size
+        self.max_headers = config.max_headers
         self.max_message_size = config.max_request_size  # of a WebSocket
         self.clock = Clock(cast("Collection[TimedConnection]", server_state.connections))
         self.turns = Turns(asyncio.get_running_loop())

@@ -25,6 +25,8 @@ AHEAD = 64 << 10  # bytes that a client may send ahead of the request that it wa
 LOW = AHEAD // 2  # bytes left at which it is read from again
 LARGE = 64 << 10  # bytes of one read after which the other connections have their turn
 SLICE = 512  # bytes of a body that the parser gets at once at least: so few requests may begin behind it in the same piece
+PIECE = 4096  # bytes of a head or a chunked body that it gets at once at most
+CALLBACKS_PER_TURN = 256  # of the parser, for headers and chunks, after which the other connections have their turn
 
 
 class ReadFlow(FlowControl):
@@ -110,6 +112,9 @@ class PipeliningProtocol(CasedProtocol):
         self._length = 0  # bytes of the present body, where the head has the length
         self._filled = 0  # and those that have come
         self._closes = False  # once the present body is read
+        self._callbacks = 0  # of the parser, in this turn
+        self._has_turn = False  # soon, to parse what was kept
+        self._framing = 0  # bytes of the present chunked body that are not content: sizes and extensions of chunks, trailers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -139,40 +144,65 @@ class PipeliningProtocol(CasedProtocol):
 
     def _feed(self, data: bytes) -> None:
         """`data` goes on with the message that the parser is within."""
-        if len(data) <= self._length - self._filled or END not in data:  # so no further request is whole in it
+        if self._has_turn:
+            self._keep(data)
+        elif len(data) <= self._length - self._filled or (len(data) <= PIECE and END not in data):  # so no further request is whole in it
             self._parse(data)
         else:
             self._ahead += data
             self._feed_ahead()
 
     def _feed_ahead(self) -> None:
+        self._callbacks = 0
         while self._ahead and self._reading and not self.transport.is_closing():
+            if self._callbacks > CALLBACKS_PER_TURN:
+                self._has_turn = self.flow.is_ahead = True
+                self.flow.pause_reading()
+                self.turns.call_soon(self._go_on)
+                return
             self._parse(self._take_ahead(self._end_of_piece()))
         self.flow.limit(len(self._ahead))
+
+    def _go_on(self) -> None:
+        """Look at what was kept, in a turn of this connection."""
+        raise NotImplementedError
 
     def _end_of_piece(self) -> int:
         """Up to where the parser may look at what was kept and meet no second request; -1: all."""
         if self._length > self._filled:
             return self._length - self._filled
-        at = self._ahead.find(END, 0 if self._in_head else SLICE)
-        return at + len(END) if at >= 0 else -1
+        at = self._ahead.find(END, 0 if self._in_head else SLICE, PIECE)
+        return at + len(END) if at >= 0 else PIECE
 
     def _parse(self, data: bytes) -> None:
-        in_head = self._in_head
+        in_head, in_body, filled = self._in_head, self._reading and not self._in_head, self._filled
         CasedProtocol.data_received(self, data)
         if in_head and self._in_head:
             self._head_size += len(data)
             self._check_head_size(self._head_size)
+        elif in_body and self._reading and not self._length:
+            self._framing += len(data) - (self._filled - filled)
+            self._check_framing(self._framing - self._filled)
 
     def _check_head_size(self, size: int) -> bool:
+        raise NotImplementedError
+
+    def _check_framing(self, size: int) -> None:
+        """Refuse a chunked body with `size` more bytes around its content than in it, where these are too many."""
         raise NotImplementedError
 
     # What the parser calls
 
     def on_message_begin(self) -> None:
         self._reading = self._in_head = True
-        self._filled = self._length = self._head_size = 0
+        self._filled = self._length = self._head_size = self._framing = 0
         super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._callbacks += 1
+        if self._in_head:
+            super().on_header(name, value)
+        # else it is a trailer, and the request is what its head says: trailers are discarded (RFC 9110, 6.5.1)
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -182,6 +212,7 @@ class PipeliningProtocol(CasedProtocol):
             self.cycle.transport = cast("asyncio.Transport", ResponseTransport(self, self.cycle))
 
     def on_body(self, body: bytes) -> None:
+        self._callbacks += 1
         self._filled += len(body)
         super().on_body(body)
 

@@ -125,7 +125,7 @@ class FastLane(LimitedConnection):
         if known is None:
             if data[:1] in LINE_END:  # empty lines, as above
                 self._begin(data.lstrip(LINE_END))
-            elif self._check_head_size(end):
+            elif self._check_head_size(end) and self._check_header_count(data.count(b"\n", 0, end) - 2):
                 self._to_uvicorn(data, end)
             return
         head, route = known
@@ -236,7 +236,12 @@ class FastLane(LimitedConnection):
         self.transport.close()
 
     def _go_on(self) -> None:
-        """Look at what came meanwhile, and begin the first request in it."""
+        """Look at what came meanwhile: begin the first request in it, or let uvicorn go on with its own."""
+        if self._has_turn:
+            self._has_turn = False
+            self._feed_ahead()
+            self._take_back()
+            return
         if self.transport.is_closing() or self._phase is not HEAD:
             return
         ahead = self._ahead
@@ -285,7 +290,7 @@ class FastLane(LimitedConnection):
         lane = self.lane
         try:
             connection = WebSocketConnection(
-                head, self.server_state, lane.max_message_size, lane.bytes_in_flight, lane.timeouts, self.connection_lost
+                head, self.server_state, lane.max_message_size, lane.bytes_in_flight, lane.timeouts, lane.turns, self.connection_lost
             )
         except BadRequest as error:
             self._give_up(error)

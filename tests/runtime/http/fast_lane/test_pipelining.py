@@ -24,8 +24,9 @@ from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.heads import Head
-from tsx_runtime.http.fast_lane.pipelining import AHEAD, END, SLICE
+from tsx_runtime.http.fast_lane.pipelining import AHEAD, CALLBACKS_PER_TURN, END, PIECE, SLICE
 from tsx_runtime.http.fast_lane.protocol import FastLane
+from tsx_runtime.http.semantics.messages import HEADER_NAMES
 from tsx_runtime.http.semantics.urls import Target
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
@@ -197,6 +198,85 @@ def test_uvicorn_gets_one_request_at_a_time_however_many_come_at_once(data: byte
         assert queued <= SLICE // len(LIVEZ) + 2
 
     asyncio.run(main())
+
+
+class HeldApp(OtherApp):
+    """Answers with its request's path and length, and keeps the scopes."""
+
+    def __init__(self) -> None:
+        super().__init__("held", ResponseCounts(), Settings())
+        self.scopes: list[Any] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(scope)
+        await ok(scope, receive, send)
+
+
+def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connection() -> None:
+    async def main() -> None:
+        chunks, size = 30_000, 8
+        connection, transport, _ = connected(CHUNKED + chunked([bytes(size)] * chunks) + LIVEZ, HeldApp())
+        turns = 0
+        while transport.written.count(b"HTTP/1.1 200") < 2:
+            filled = connection._filled
+            transport.deliver(connection)
+            assert connection._filled - filled <= (CALLBACKS_PER_TURN + PIECE / size + 1) * size
+            await asyncio.sleep(0)
+            turns += 1
+        assert turns > chunks / (CALLBACKS_PER_TURN + PIECE / size) / 2
+        assert b"/sum %d" % (chunks * size) in transport.written
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+SURROUNDINGS = {
+    "chunks of one byte": b"1\r\nx\r\n" * 50_000,
+    "a long extension": b"1;" + b"x" * 200_000,
+    "trailers": b"1\r\nx\r\n0\r\n" + b"a:b\r\n" * 50_000,
+    "a long trailer": b"1\r\nx\r\n0\r\na: " + b"x" * 200_000,
+}
+
+
+@pytest.mark.parametrize("body", SURROUNDINGS.values(), ids=SURROUNDINGS)
+def test_a_chunked_body_that_is_hardly_content_is_refused(body: bytes) -> None:
+    async def main() -> None:
+        connection, transport, _ = connected(CHUNKED + body, HeldApp())
+        while not transport.closing:
+            transport.deliver(connection)
+            await asyncio.sleep(0)
+        assert transport.written.startswith(b"HTTP/1.1 431 ")
+        assert b"max_header_size" in transport.written
+        assert len(connection.headers) == 1
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_trailers_do_not_become_headers_of_their_request() -> None:
+    async def main() -> None:
+        app = HeldApp()
+        connection, transport, _ = connected(CHUNKED + chunked([b"x"], trailer=b"Authorization: Bearer x\r\n"), app)
+        while b"/sum 1" not in transport.written:
+            transport.deliver(connection)
+            await asyncio.sleep(0)
+        (scope,) = app.scopes
+        assert [name for name, _ in scope["headers"]] == [b"transfer-encoding"]
+        assert scope[HEADER_NAMES] == [b"Transfer-Encoding"]
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_headers_beyond_their_number_are_refused_before_they_are_parsed() -> None:
+    async def main() -> None:
+        app = HeldApp()
+        connection, transport, _ = connected(b"GET /livez HTTP/1.1\r\n" + b"a:\r\n" * 10_000 + b"\r\n", app)
+        transport.deliver(connection)
+        assert transport.written.startswith(b"HTTP/1.1 431 ")
+        assert b"The request has 10000 headers; max_headers is 200." in transport.written
+        assert transport.closing
+        assert connection.headers is None  # uvicorn's parser got nothing of them
+        assert not app.scopes
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 class TalkingApp(ServerApp):
