@@ -139,11 +139,7 @@ def _check_answers() -> None:
 
 
 def _check_answer(response: Any) -> None:
-    """Check the values that huggingface_hub joins to paths as they are; it checks names of files itself.
-
-    Raises:
-        DownloadFailed: A commit, an etag or a digest could lead out of the cache.
-    """
+    """Check the values that huggingface_hub joins to paths as they are; it checks names of files itself. Raise DownloadFailed."""
     headers = response.headers
     if response.request.method == "HEAD":
         _require(_COMMIT, headers.get("x-repo-commit"))
