@@ -281,6 +281,20 @@ def test_imports_inside_the_command_line_point_down_its_floors(room: str) -> Non
     assert not upward
 
 
+TEMPORARY = {"TemporaryDirectory", "mkdtemp", "mkstemp", "NamedTemporaryFile"}
+UNCHECKED = {"tsx_archiver.storage.cache"}  # which checks the directory itself
+
+
+def test_temporary_files_are_made_in_a_directory_that_was_chosen_and_not_in_whatever_tmpdir_names() -> None:
+    calls = (
+        (module, {argument.arg for argument in node.keywords})
+        for module, path in files()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and (getattr(node.func, "attr", None) or getattr(node.func, "id", None)) in TEMPORARY
+    )
+    assert {module for module, arguments in calls if "dir" not in arguments} == UNCHECKED
+
+
 def test_only_workers_import_torch_and_its_kin() -> None:
     heavy = []
     for module in (name for name in MODULES if name in CORE - PRELOADS or not is_below(name, ["tsx_runtime.worker"])):

@@ -19,19 +19,18 @@ def init(
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write a handler, a network, their configuration, samples and a README with the next three commands."""
-    from tsx_archiver import is_model_name  # here, both of them, as they are slow to import, and help must be quick
+    from tsx_archiver import is_model_name  # here, all of them, as they are slow to import, and help must be quick
+    from tsx_cli.common.run_directory import write_files
     from tsx_templates.render import render_tree
 
     if not is_model_name(name):
         raise UsageError(f"'{name}' cannot be a model's name: letters, digits, '_', '-' and '.' only, a letter or digit first")
     target = directory or Path(name)
-    files = {target / path: text for path, text in render_tree("model", {"name": name, "class_name": class_name(name)}).items()}
-    there = [str(path) for path in files if path.exists()]
+    files = {str(path): text for path, text in render_tree("model", {"name": name, "class_name": class_name(name)}).items()}
+    there = [str(target / path) for path in files if (target / path).exists()]
     if there and not force:
         raise CliError(f"{', '.join(there)} would be overwritten; choose another --directory, or add --force")
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, "utf-8")
+    for path in write_files(files, target):
         print(f"wrote {path}")
     print(f"{target / 'README.md'} has the next steps")
 

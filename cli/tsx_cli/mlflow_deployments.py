@@ -22,6 +22,7 @@ from mlflow.utils.proto_json_utils import dump_input_data
 from tsx_archiver import ArchiveError, Manifest, inspect_archive
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY, PYFUNC, PYFUNC_FLAVOR
 from tsx_archiver.storage.digest import content_digest
+from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.archive.model_file import HandlerFiles
 from tsx_cli.archive.packing import Packing, pack
 from tsx_cli.common.client import RequestFailed, Server, path
@@ -193,7 +194,7 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
         if store is None or not Path(store).is_dir():
             raise UsageError(f"there is no directory {store or ''} for the archive: -C EXPORT_PATH=DIR names the server's model_store")
         model = place[0]
-        with tempfile.TemporaryDirectory(prefix="tsx-mlflow-") as made:
+        with tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_place()) as made:
             archive, manifest, found = _packed(uri, place, flavor, given, Path(made))
             if not replace and self._versions(model, manifest.version):
                 text = f"The deployment {model}/{manifest.version} exists already; update it, or delete it first."
@@ -229,7 +230,7 @@ def run_local(name: str, model_uri: str, flavor: Text = None, config: Config = N
     """Serves the model by a server of its own until it is interrupted; what is no key of an archive is a setting of the server."""
     given = {key.upper() if key.upper() in PACKING else key: value for key, value in (config or {}).items()}
     settings = [part for key, value in given.items() if key not in PACKING for part in ("--set", f"{key}={value}")]
-    with _as_mlflow(), tempfile.TemporaryDirectory(prefix="tsx-mlflow-") as made:
+    with _as_mlflow(), tempfile.TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_place()) as made:
         archive, _, _ = _packed(model_uri, _place(name, None), flavor, given, Path(made))
         with subprocess.Popen([sys.executable, "-m", "tsx_cli", "serve", str(archive), *settings]) as server:
             try:

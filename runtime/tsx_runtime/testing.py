@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 from anyio.from_thread import start_blocking_portal
 
 from tsx_archiver import ArchiveSpec, write_archive
+from tsx_archiver.storage.private_directory import temporary_place
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
@@ -75,7 +76,7 @@ def serve(*models: Servable, **settings: Any) -> Iterator[ServerUnderTest]:
     are free ones, the state is in a temporary directory, and gRPC is off unless `enable_grpc=True`. At the end, requests that still run are
     refused. Raises what `tsx serve` reports: ArchiveError, LoadFailed, SettingError; of a server that fails later, its error at the end.
     """
-    with TemporaryDirectory(prefix="tsx-testing-") as own:
+    with TemporaryDirectory(prefix="tsx-testing-", dir=temporary_place()) as own:
         usual: dict[str, object] = {f"{role}_address": FREE_PORT for role in ("inference", "management", "metrics")}
         usual |= {"enable_grpc": False, "grpc_inference_port": 0, "grpc_management_port": 0, "state_dir": Path(own, "state")}
         loaded, _ = load_settings(usual | settings, {})

@@ -35,7 +35,9 @@ def test_nothing_is_overwritten_without_force(run: Run, tmp_path: Path) -> None:
     assert ended.code == 1
     assert "here/handler.py would be overwritten" in ended.err
     assert written(tmp_path / "here") == {"handler.py"}
+    (tmp_path / "here" / "model.py").symlink_to(tmp_path / "elsewhere")
     assert run("init", "m", "--directory", "here", "--force").code == 0
+    assert not (tmp_path / "elsewhere").exists()
     assert written(tmp_path / "here") == FILES
 
 

@@ -24,6 +24,7 @@ class HubRepo:
     refs: dict[str, str] = field(default_factory=dict)
     gated: bool = False
     token: str | None = None  # that reading it takes
+    lies: dict[str, Any] = field(default_factory=dict)  # values of its answers, by header or by key in JSON, that replace the true ones
 
     def commit(self, files: Path | dict[str, bytes], ref: str = "main") -> str:
         if isinstance(files, Path):
@@ -102,21 +103,28 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse(404 if repo is None else 401, "RepoNotFound")
         kind, revision, *rest = words[2:] if len(words) > 3 else ("revision", "main")
         commit = repo.refs.get(revision, revision)
-        files = repo.commits.get(commit)
+        files = repo.commits.get(repo.refs["main"] if "sha" in repo.lies else commit)
         if files is None:
             return self._refuse(404, "RevisionNotFound")
         if api and kind == "revision":
-            return self._json({"id": "/".join(words[:2]), "sha": commit, "siblings": [{"rfilename": name} for name in files]})
+            siblings = [{"rfilename": name} for name in files]
+            return self._json({"id": "/".join(words[:2]), "sha": repo.lies.get("sha", commit), "siblings": siblings})
         if api:
             return self._json(
-                [{"type": "file", "path": name, "size": len(content), "oid": _oid(content)} for name, content in files.items()]
+                [
+                    {"type": "file", "path": name, "size": len(content), "oid": _oid(content), **repo.lies.get("tree", {})}
+                    for name, content in files.items()
+                ],
+                repo.lies.get("link"),
             )
+        if "missing" in repo.lies:
+            return self._refuse(404, "EntryNotFound", {"X-Repo-Commit": repo.lies["missing"]})
         if repo.gated:
             return self._refuse(403, "GatedRepo")
         content = files.get("/".join(rest))
-        return self._refuse(404, "EntryNotFound") if content is None else self._file("/".join(rest), content, commit, body)
+        return self._refuse(404, "EntryNotFound") if content is None else self._file("/".join(rest), content, commit, body, repo.lies)
 
-    def _file(self, name: str, content: bytes, commit: str, body: bool) -> None:
+    def _file(self, name: str, content: bytes, commit: str, body: bool, lies: dict[str, Any]) -> None:
         if body:
             self.double.asked.set()
             self.double.go_on.wait(60)
@@ -124,21 +132,23 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(206 if begin else 200)
         if begin:
             self.send_header("Content-Range", f"bytes {begin}-{len(content) - 1}/{len(content)}")
-        self._end({"X-Repo-Commit": commit, "ETag": f'"{_oid(content)}"', "Content-Length": str(len(content) - begin)})
+        etag, length = lies.get("etag", f'"{_oid(content)}"'), str(len(content) - begin)
+        self._end({"X-Repo-Commit": commit, "ETag": etag, "Content-Length": length})
         if body:
             end = self.double.break_off.pop(name, len(content))
             self.wfile.write(content[begin:end])
             self.close_connection = end < len(content)
 
-    def _json(self, value: Any) -> None:
+    def _json(self, value: Any, link: str | None = None) -> None:
         text = json.dumps(value).encode()
         self.send_response(200)
-        self._end({"Content-Type": "application/json", "Content-Length": str(len(text))})
+        headers = {"Link": f'<{link}>; rel="next"'} if link else {}
+        self._end({"Content-Type": "application/json", "Content-Length": str(len(text)), **headers})
         self.wfile.write(text)
 
-    def _refuse(self, status: int, code: str) -> None:
+    def _refuse(self, status: int, code: str, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
-        self._end({"X-Error-Code": code, "X-Error-Message": code, "Content-Length": "0"})
+        self._end({"X-Error-Code": code, "X-Error-Message": code, "Content-Length": "0", **(headers or {})})
 
     def _end(self, headers: dict[str, str]) -> None:
         for name, value in headers.items():

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tsx_archiver.names import path_fault
+
 FORMS_FILE = "tsx-forms.json"
 FORMS_DIRECTORY = "tsx-forms"
 REFERENCE = "reference"  # the name of the archive's own model
@@ -90,6 +92,8 @@ def parse_forms(content: bytes) -> KeptForms:
         if given["format"] != FORMAT:
             raise ValueError(f"it is of format {given['format']!r}, and this tsx reads format {FORMAT}")
         made_of = {str(name): str(digest) for name, digest in given.get("made_of", {}).items()}
+        if fault := next(filter(None, map(path_fault, made_of)), None):
+            raise ValueError(f"it names a file that is not the archive's: {fault}")
         return KeptForms(tuple(map(_form, given["forms"])), made_of)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidForms(f"{FORMS_FILE} cannot be read ({error}). Run tsx optimize again.") from error

@@ -298,6 +298,15 @@ def shards_of(index: Path) -> tuple[str, ...]:
     return tuple(sorted(set(found.values())))
 
 
+def check_references(directory: Path) -> None:
+    """Check that no index and no processor names weights outside of the model's directory; raise CannotPack if one does."""
+    for index in directory.rglob("*.index.json"):
+        shards_of(index)
+    for path in (directory / "processor_config.json", directory / "audio_tokenizer_config.json"):
+        if path.exists() and "audio_tokenizer_name_or_path" in json.dumps(_read_object(path)):
+            raise CannotPack(f"{path} names another model (audio_tokenizer_name_or_path), which is not loaded. Remove that key.")
+
+
 def read_adapter(name: str, directory: Path) -> tuple[str, str]:
     """Of a PEFT adapter, its kind, such as LORA, and the model that it was made for. Raises CannotPack."""
     if not _ADAPTER_NAME.fullmatch(name):

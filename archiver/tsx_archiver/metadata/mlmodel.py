@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -11,12 +11,17 @@ from typing import Any, NamedTuple
 
 from tsx_archiver.errors import CannotPack
 from tsx_archiver.metadata.safeyaml import load_yaml_file
+from tsx_archiver.names import path_fault, shown
 
 FILE = "MLmodel"
 DIRECTORY = "mlflow_model"  # of an archive: the model's directory as MLflow wrote it
 PYTORCH, PYFUNC = "mlflow_pytorch", "mlflow_pyfunc"  # the handlers of such archives
 MANIFEST_KEY = "mlflow"  # of an archive's manifest: where the model comes from
 PYFUNC_FLAVOR = "python_function"
+_PATHS = (  # keys of flavors that MLflow joins to the path of the model's directory
+    *("code", "data", "model_binary", "model_code_path", "model_data", "model_path"),
+    *("parameters_path", "path", "pickled_model", "saved_model_dir", "serialized_explainer"),
+)
 _NUMBERS = ("float16", "float32", "float64", "uint8", "int8", "int16", "int32", "int64", "bool")
 _EXAMPLES = {"boolean": False, "integer": 0, "long": 0, "float": 0.0, "double": 0.0, "string": "text", "datetime": "2026-01-01T00:00:00"}
 
@@ -92,6 +97,17 @@ def read_mlmodel(directory: Path) -> MLmodel:
         if not model.flavors or not all(isinstance(each, dict) for each in model.flavors.values()):
             raise ValueError("it has no flavors")
         _ = model.tensors, model.example  # which raise for a signature that is none
+        for name in _named_paths(model.flavors):
+            if fault := path_fault(name):
+                raise ValueError(f"the file {shown(name)} of its flavors is not the model's own: {fault}")
     except (AttributeError, TypeError, ValueError) as error:
         raise CannotPack(f"{directory / FILE} does not describe a model: {error}. Save the model again with MLflow.") from error
     return model
+
+
+def _named_paths(values: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _named_paths(value)
+        elif key in _PATHS and value:
+            yield str(value)

@@ -32,7 +32,7 @@ from typing import NamedTuple
 from tsx_archiver.errors import CacheError
 from tsx_archiver.limits import GIB, human
 from tsx_archiver.storage.locks import CAN_LOCK, FileLock
-from tsx_archiver.storage.private_directory import check_directory, is_trusted, private_directory
+from tsx_archiver.storage.private_directory import OTHERS, check_directory, is_trusted, private_directory
 
 DAY = 86400.0
 
@@ -100,6 +100,7 @@ class Cache:
         """
         self.root = Path(directory) / kind
         self._keep = keep
+        self._checked = checked
         try:
             for name in ("", "entries", "partial", "building", "seen"):  # what lies there is run as code
                 if checked:
@@ -204,6 +205,8 @@ class Cache:
             (partial / "files").mkdir()
             sizes = make(partial / "files")
             (partial / "complete.json").write_text(json.dumps({"files": sizes}), encoding="utf-8")
+            if self._checked:
+                _withdraw_writing(partial)
             final = self.root / "entries" / partial.name
             partial.rename(final)
         except BaseException:
@@ -247,6 +250,15 @@ class Cache:
 
     def _listing(self, name: str) -> list[Path]:
         return list((self.root / name).iterdir())
+
+
+def _withdraw_writing(directory: Path) -> None:
+    """Take from other users the right to write, which the umask may have granted; a file with two names has another owner."""
+    for path in directory.rglob("*"):
+        status = path.lstat()
+        is_own = stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
+        if is_own and status.st_mode & OTHERS:
+            path.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS)
 
 
 def _is_ours(directory: Path) -> bool:

@@ -7,10 +7,12 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from tsx_archiver.limits import MIB
+from tsx_archiver.storage.atomic_file import whole_file
 
 # A file that was written this shortly ago could be written again within the same tick of the file system's clock.
 FRESH_NS = 2_000_000_000
@@ -63,9 +65,5 @@ def _read_note(note: Path, state: list[int]) -> str | None:
 
 
 def _write_note(note: Path, content: dict[str, object]) -> None:
-    partial = note.with_name(f"{note.name}.{os.getpid()}.{time.monotonic_ns()}")
-    try:
-        partial.write_text(json.dumps(content), encoding="utf-8")
-        partial.replace(note)
-    except OSError:  # a note saves time; without it the file is read again
-        partial.unlink(missing_ok=True)
+    with suppress(OSError), whole_file(note, mode=0o600, durable=False) as file:  # without it the file is read again
+        file.write(json.dumps(content).encode())

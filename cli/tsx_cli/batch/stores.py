@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from tsx_archiver.storage.locks import FileLock
+from tsx_archiver.storage.private_directory import private_directory
 from tsx_cli.batch.s3 import S3, place
 from tsx_cli.common.failure import CliError
 
@@ -42,7 +43,11 @@ class LocalStore:
         while self._lock is None or not self._lock.is_current():  # another run that ends removes it
             if self._lock is not None:
                 self._lock.close()
-            self._work.mkdir(parents=True, exist_ok=True)
+            try:
+                private_directory(self._work)
+            except PermissionError as error:
+                todo = "Remove it if you can, or name an output in a directory that no other user can write to"
+                raise CliError(f"{self.output} cannot be written: {error.strerror}. {todo}.") from error
             self._lock = FileLock(self._work / "lock")
             if not self._lock.own(wait=False):
                 raise CliError(f"another run writes {self.output}; wait until it ends, or name another output")
@@ -100,7 +105,8 @@ class LocalStore:
     def _replace(self, path: Path, write: Write) -> None:
         """By way of a file that always has the same name, so that a run that is killed leaves no others behind."""
         partial = self._work / "partial"
-        with partial.open("wb") as file:
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.locks import FileLock
-from tsx_archiver.storage.private_directory import private_opener
+from tsx_archiver.storage.private_directory import is_trusted, private_opener
 from tsx_cli.common.failure import CliError, UsageError
 
 NAME = "journal.jsonl"
@@ -36,6 +37,8 @@ class JournalFile:
         self._path = directory / NAME
         try:
             directory.mkdir(parents=True, exist_ok=True)
+            if not is_trusted(directory.lstat()):
+                raise PermissionError(errno.EACCES, "it belongs to another user")
             self._file = open(self._path, "a", encoding="utf-8", opener=private_opener)  # noqa: SIM115  # it is closed with the journal
         except OSError as error:
             raise CliError(f"'{directory}' cannot be written ({error.strerror}); name another directory with --output") from error
@@ -138,8 +141,8 @@ def read_journal_file(
 
 def write_files(contents: Mapping[str, str], directory: Path) -> list[Path]:
     """Each file is written as a whole or stays as it was. Raises OSError."""
-    directory.mkdir(parents=True, exist_ok=True)
     for name, text in contents.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
         with whole_file(directory / name, durable=False) as file:
             file.write(text.encode())
     return [directory / name for name in contents]

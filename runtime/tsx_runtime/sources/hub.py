@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,11 @@ SCHEME = "hf:"
 FORM = "hf:ORG/NAME or hf:ORG/NAME@REVISION"
 _MODEL = re.compile(r"hf:(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[A-Za-z0-9][\w./-]*))?", re.ASCII)
 _FIRST = ("config.json", "*.index.json")  # which tell what else is needed
+
+_API = re.compile("[^?#]*/api/models/.*")  # URLs of the Hub whose answers are JSON
+_COMMIT = re.compile("[0-9a-f]{40}")
+_ETAG = re.compile(r'(?:W/)?"?[0-9A-Za-z][\w.:+=-]*"?', re.ASCII)
+_FACTORY = threading.Lock()  # downloads run in threads
 
 EVERY = 10.0  # seconds between two lines about one download
 
@@ -81,6 +87,7 @@ def download(model: HubModel, *, most: int, progress: Progress, stopped: Callabl
         if total:
             progress(min(done, total), total)
 
+    _check_answers()
     bar = _bar(count)
     page = f"{constants.ENDPOINT}/{model.repo}"
     try:
@@ -116,6 +123,40 @@ def download(model: HubModel, *, most: int, progress: Progress, stopped: Callabl
     except Exception as error:  # the boundary to the library, and to those that it uses
         raise DownloadFailed(f"{model} cannot be fetched from {constants.ENDPOINT}: {error or type(error).__name__}") from error
     return directory
+
+
+def _check_answers() -> None:
+    """Make huggingface_hub check the answers of the Hub, which may be a mirror, before it uses them."""
+    import huggingface_hub  # as above
+
+    with _FACTORY:
+        client = huggingface_hub.get_session()
+        hooks = client.event_hooks
+        if _check_answer not in hooks["response"]:
+            kind, options = type(client), {"follow_redirects": client.follow_redirects, "timeout": client.timeout}
+            hooks = {**hooks, "response": [*hooks["response"], _check_answer]}
+            huggingface_hub.set_client_factory(lambda: kind(event_hooks=hooks, **options))
+
+
+def _check_answer(response: Any) -> None:
+    """Check the values that huggingface_hub joins to paths as they are; it checks names of files itself. Raise DownloadFailed."""
+    headers = response.headers
+    if response.request.method == "HEAD":
+        _require(_COMMIT, headers.get("x-repo-commit"))
+        _require(_ETAG, headers.get("x-linked-etag"), headers.get("etag"))
+    elif _API.fullmatch(str(response.url)):  # everything else is the content of a file
+        _require(_API, headers.get("location"), response.links.get("next", {}).get("url"))
+        response.read()
+        answer = response.json() if response.is_success else {}
+        for entry in answer if isinstance(answer, list) else [answer]:
+            _require(_COMMIT, entry.get("sha"))
+            _require(_ETAG, (entry.get("lfs") or {}).get("oid"))
+
+
+def _require(form: re.Pattern[str], *values: Any) -> None:
+    for value in values:
+        if value is not None and not form.fullmatch(str(value)):
+            raise DownloadFailed(f"{value!r} in the Hub's answer could lead out of the cache. Check HF_ENDPOINT.")
 
 
 def log_progress(model: HubModel, write: Callable[[str], None]) -> Progress:

@@ -13,7 +13,7 @@ import yaml
 
 from tsx_archiver import parse_model_config
 from tsx_archiver.errors import CannotPack
-from tsx_archiver.metadata.huggingface import DIRECTORY, GENERATION_HANDLER, HANDLER, external_code
+from tsx_archiver.metadata.huggingface import DIRECTORY, GENERATION_HANDLER, HANDLER, check_references, external_code
 from tsx_runtime.wire import LoadOrder
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import step_times
@@ -107,9 +107,10 @@ def _stay_within(model_dir: Path, *, trusted: bool) -> None:
     """Whatever its files name, such a model is what its archive holds. Raises LoadError."""
     if not trusted:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        return
+    directory = model_dir / DIRECTORY if (model_dir / DIRECTORY).is_dir() else model_dir
     try:
-        named = external_code(model_dir / DIRECTORY if (model_dir / DIRECTORY).is_dir() else model_dir)
+        check_references(directory)
+        named = external_code(directory) if trusted else None
     except CannotPack as error:
         raise LoadError(str(error)) from error
     if named:

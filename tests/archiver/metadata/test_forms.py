@@ -21,7 +21,10 @@ def test_what_is_written_is_read() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[]", b'{"format": 2, "forms": []}', b'{"format": 1}', b'{"format": 1, "forms": [{"name": "../a"}]}', b"[" * 10_000],
+    [
+        *(b"", b"[]", b'{"format": 2, "forms": []}', b'{"format": 1}', b'{"format": 1, "forms": [{"name": "../a"}]}', b"[" * 10_000),
+        b'{"format": 1, "made_of": {"../secret": "00"}, "forms": []}',
+    ],
 )
 def test_a_file_that_cannot_be_read_is_refused_with_what_to_do(content: bytes) -> None:
     with pytest.raises(InvalidForms, match="Run tsx optimize again"):

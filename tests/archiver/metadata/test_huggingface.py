@@ -10,7 +10,16 @@ import pytest
 
 from tsx_archiver import parse_model_config
 from tsx_archiver.errors import CannotPack
-from tsx_archiver.metadata.huggingface import TASKS, HuggingFaceConfig, Pretrained, external_code, extras_of, is_huggingface, needed_files
+from tsx_archiver.metadata.huggingface import (
+    TASKS,
+    HuggingFaceConfig,
+    Pretrained,
+    check_references,
+    external_code,
+    extras_of,
+    is_huggingface,
+    needed_files,
+)
 from tsx_archiver.pretrained import pretrained_spec
 
 TOKENIZER = {"tokenizer.json": "{}"}
@@ -158,6 +167,22 @@ def test_pickles_and_code_are_remarked_on(tmp_path: Path) -> None:
         for note in notes
         if note.startswith("note: modeling_own.py is code of the model's author. It runs only with --trust-remote-code")
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("model.safetensors.index.json", '{"weight_map": {"a": "../../x.safetensors"}}', "does not say which files"),
+        ("adapters/a/model.safetensors.index.json", '{"weight_map": {"a": "/x.safetensors"}}', "does not say which files"),
+        ("processor_config.json", '{"audio_tokenizer": {"audio_tokenizer_name_or_path": "/x"}}', "names another model"),
+    ],
+)
+def test_a_file_that_names_weights_outside_of_the_model_is_refused(tmp_path: Path, name: str, text: str, why: str) -> None:
+    check_references(saved(tmp_path, of("Own")))
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(CannotPack, match=why):
+        check_references(tmp_path)
 
 
 def test_code_of_another_repository_is_found_where_transformers_finds_it(tmp_path: Path) -> None:

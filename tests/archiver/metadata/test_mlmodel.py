@@ -64,6 +64,9 @@ def test_an_example_has_the_columns_of_the_signature() -> None:
         "flavors: {}",
         "flavors: [a]",
         "flavors: {onnx: 1}",
+        "flavors: {onnx: {data: ../../model.onnx}}",
+        "flavors: {python_function: {code: /usr/lib/python3}}",
+        "flavors: {python_function: {artifacts: {x: {path: /etc/passwd, uri: s3://bucket/x}}}}",
         "flavors: {onnx: {}}\nsignature: {inputs: '{'}",
         "flavors: {onnx: {}}\nsignature: {inputs: '[1]'}",
         "flavors: {onnx: {}}\nsignature: {inputs: '[{\"tensor-spec\": [1]}]'}",
@@ -73,3 +76,9 @@ def test_a_file_that_describes_no_model_is_refused(tmp_path: Path, text: str) ->
     (tmp_path / FILE).write_text(text)
     with pytest.raises(CannotPack, match="does not describe a model"):
         read_mlmodel(tmp_path)
+
+
+def test_where_artifacts_came_from_and_a_models_own_settings_are_no_paths_of_the_model(tmp_path: Path) -> None:
+    text = "flavors: {python_function: {code: null, artifacts: {x: {path: artifacts/x, uri: /home/me/x}}, model_config: {index: /data}}}"
+    (tmp_path / FILE).write_text(text)
+    assert read_mlmodel(tmp_path).flavor == "python_function"

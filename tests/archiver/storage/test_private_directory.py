@@ -17,7 +17,7 @@ import pytest
 
 from tsx_archiver import ArchiveSpec, CacheError, default_cache, open_archive, write_archive
 from tsx_archiver.storage.cache import Cache
-from tsx_archiver.storage.private_directory import CAN_CHECK, check_directory, private_directory, private_opener
+from tsx_archiver.storage.private_directory import CAN_CHECK, OTHERS, check_directory, private_directory, private_opener
 
 if not CAN_CHECK:
     pytest.skip("this system's directories cannot be checked", allow_module_level=True)
@@ -192,6 +192,28 @@ def test_the_cache_is_made_for_this_user_alone_whatever_the_umask(archive: Path,
         open_archive(archive, cache=cache).close()
     directories = [cache, cache / "archives", *(path for path in (cache / "archives").iterdir()), *(cache / "archives/entries").iterdir()]
     assert {mode(path) for path in directories} == {0o700}
+
+
+def test_nothing_in_the_cache_can_be_written_by_others_whatever_the_umask(archive: Path, cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "shared").touch()
+
+    def make(files: Path) -> dict[str, int]:
+        for path in (files / "lib" / "module.py", files / ".hidden" / ".x"):  # as pip and venv do
+            path.parent.mkdir(parents=True)
+            path.touch()
+        (files / "lib" / "linked").symlink_to(tmp_path / "shared")
+        (files / "lib" / "same").hardlink_to(tmp_path / "shared")
+        return {}
+
+    os.utime(archive, (1, 1))  # so that its digest is noted
+    with umask(0):
+        (tmp_path / "shared").chmod(0o666)
+        open_archive(archive, cache=cache).close()
+        entry = Cache(cache, kind="environments").open("0" * 64, make)
+        entry.lock.close()
+    assert list((cache / "archives" / "seen").iterdir())
+    open_to_others = {path.name for path in cache.rglob("*") if not path.is_symlink() and mode(path) & OTHERS}
+    assert open_to_others == {"same"}  # its owner is the one of the other name
 
 
 @pytest.mark.parametrize("name", ["archives", "archives/entries", "archives/seen"])

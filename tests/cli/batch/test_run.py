@@ -250,6 +250,39 @@ def test_a_row_that_gets_another_kind_of_answer_after_a_death_has_one_file(tmp_p
     assert ids(tmp_path, "directory") == ["rows.jsonl:1"]
 
 
+def planted(place: Path, victim: Path) -> LocalStore:
+    """An output beside which there is a directory with a link."""
+    (place / "out.tsx-batch").mkdir(mode=0o700)
+    victim.write_text("precious")
+    (place / "out.tsx-batch" / "partial").symlink_to(victim)
+    return LocalStore(str(place / "out"))
+
+
+def test_a_link_beside_the_output_is_not_followed(tmp_path: Path) -> None:
+    store = planted(tmp_path, tmp_path / "victim")
+    store.lock()
+    store.put("journal.json", b"{}")
+    store.close()
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (tmp_path / "out.tsx-batch" / "journal.json").read_text() == "{}"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there modes are of no use")
+@pytest.mark.parametrize("theirs", [True, False])
+def test_a_work_directory_that_another_user_can_change_is_refused(tmp_path: Path, theirs: bool) -> None:
+    store = planted(tmp_path, tmp_path / "victim")
+    if not theirs:
+        (tmp_path / "out.tsx-batch").chmod(0o777)
+    elif os.geteuid() == 0:
+        os.chown(tmp_path / "out.tsx-batch", 54321, 54321)
+    else:
+        pytest.skip("only root can give a directory to another user")
+    why = "belongs to another user" if theirs else "can be written by other users"
+    with pytest.raises(CliError, match=f"out cannot be written: .*out.tsx-batch {why}.* name an output in a directory"):
+        store.lock()
+    assert sorted(path.name for path in (tmp_path / "out.tsx-batch").iterdir()) == ["partial"]
+
+
 def test_two_runs_cannot_write_one_output(tmp_path: Path) -> None:
     make_rows(tmp_path)
     store = LocalStore(str(tmp_path / "out"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -141,3 +143,31 @@ def test_offline_the_cache_serves(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_server_that_stops_ends_its_downloads(hub: Hub) -> None:
     with pytest.raises(DownloadFailed, match="the server stops"):
         download(parse_hub("hf:org/tiny"), most=1 << 30, progress=lambda done, total: None, stopped=lambda: True)
+
+
+OUT = "../../../../escaped"  # from a folder of the repository in the cache to the folder of the test
+XET = {"xetHash": "0" * 64, "lfs": {"oid": OUT, "size": 1, "pointerSize": 1}}
+
+
+@pytest.mark.parametrize(
+    ("lies", "value"),
+    [
+        ({"sha": OUT}, OUT),
+        ({"etag": f'"{OUT}"'}, f'"{OUT}"'),
+        ({"missing": OUT}, OUT),
+        ({"tree": XET}, OUT),
+        ({"tree": {"path": f"{OUT}/x.index.json"}}, f"{OUT}/x.index.json"),
+        ({"link": "/org/tiny/resolve/main/tree"}, "/org/tiny/resolve/main/tree"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_no_value_of_a_false_hub_leads_out_of_the_cache(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lies: dict[str, Any], value: str
+) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+    hub.repos["org/tiny"].lies = lies
+    with pytest.raises(DownloadFailed, match=re.escape(f"'{value}'")):
+        fetch("hf:org/tiny")
+    assert [path for path in tmp_path.rglob("*") if path.relative_to(tmp_path).parts[:2] not in (("hf",), ("hf", "hub"))] == []

@@ -31,6 +31,7 @@ from tsx_cli.bench.measure.standalone_worker import (
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.results import CurvePoint, Results
 from tsx_cli.bench.workload.payloads import Payload
+from tsx_cli.common.run_directory import write_files
 from tsx_runtime.wire import Item
 
 SECONDS = 4.0  # that the worker is watched
@@ -58,9 +59,7 @@ def profile(
     title = f"{archive.manifest.model_name}: {replace(configuration, workers=1)}"
     with start_worker(spec) as worker:
         point = _warm(worker, items, configuration.batch_size, seconds / 4)
-        steps = directory / STEPS
-        steps.write_text(steps_of(point, title), encoding="utf-8")
-        written.files.append(steps)
+        written.files += write_files({STEPS: steps_of(point, title)}, directory)
         flame, why_not = _watched(worker, items, configuration.batch_size, directory, seconds)
     if flame is None:
         written.notes.append(f"There is no flame graph: {why_not}")

@@ -25,6 +25,7 @@ from tsx_cli.bench.workload.protocols import read_target
 from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.interruption import interruptible
+from tsx_cli.common.run_directory import write_files
 from tsx_runtime.version import __version__
 
 PILOT = 2.0  # seconds that tell how fast it is, and warm it up
@@ -90,15 +91,13 @@ def run_plan(
                 done.append(_measured(case, against, seconds))
                 row = done[-1].row
                 if row is not None:
-                    (output / case.name).mkdir(parents=True, exist_ok=True)
-                    (output / case.name / "ab_report.csv").write_text(tables.csv_text(row), encoding="utf-8", newline="")
+                    write_files({f"{case.name}/ab_report.csv": tables.csv_text(row)}, output)
     except KeyboardInterrupt:
         interrupted = True
     groups = {name: [each for each in done if each.case.group == name] for name in dict.fromkeys(each.case.group for each in done)}
     rows = {name: [each.row for each in group if each.row is not None] for name, group in groups.items()}
-    output.mkdir(parents=True, exist_ok=True)
     text = tables.markdown({name: result for name, result in rows.items() if result}, plan.hardware, _version(against), datetime.now())
-    (output / "report.md").write_text(text, encoding="utf-8")
+    write_files({"report.md": text}, output)
     found = {}
     for name, group in groups.items():
         found[name] = _results(group, against, here, started, command)

@@ -8,8 +8,10 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
+from tsx_cli.common.run_directory import write_files
 from tsx_cli.deploy.emit.render import EmittedFiles
 
 RECORD = ".tsx-emitted.json"  # path -> SHA-256 of what was written there
@@ -26,16 +28,14 @@ def write(emitted: EmittedFiles, directory: Path) -> list[Path]:
         paths = ", ".join(str(directory / name) for name in strange)
         why = "would be overwritten, but tsx did not write it or it has changed since"
         raise CliError(f"{paths} {why}; move it, or give another directory")
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-    for name, text in emitted.files.items():
-        (directory / name).write_text(text, "utf-8")
+    write_files(emitted.files, directory)
     for name, source in emitted.copied.items():
         if not (directory / name).exists() or not (directory / name).samefile(source):
-            shutil.copyfile(source, directory / name)
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            with source.open("rb") as original, whole_file(directory / name, durable=False) as file:
+                shutil.copyfileobj(original, file)
     written = {name: _sha256(directory / name) for name in names}
-    (directory / RECORD).write_text(json.dumps({**record, **written}, indent=2) + "\n", "utf-8")
+    write_files({RECORD: json.dumps({**record, **written}, indent=2) + "\n"}, directory)
     return [directory / name for name in names]
 
 

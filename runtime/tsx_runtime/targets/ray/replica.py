@@ -16,6 +16,7 @@ from ray import serve
 from ray.serve.metrics import Gauge
 
 from tsx_archiver import ArchiveError
+from tsx_archiver.storage.private_directory import temporary_place
 from tsx_runtime.api.describe import is_given_up
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.elastic.decision import LOOK
@@ -117,7 +118,7 @@ class ModelReplica:
 
     async def _start(self, application: RayApplication, held: contextlib.AsyncExitStack) -> None:
         """Of what `tsx serve` has: the registry, the inference routes, gRPC and the metrics."""
-        state = held.enter_context(tempfile.TemporaryDirectory(prefix="tsx-ray-"))
+        state = held.enter_context(tempfile.TemporaryDirectory(prefix="tsx-ray-", dir=temporary_place()))
         settings = replica_settings(application.settings, application.replica, os.environ, Path(state))
         set_up_logging(settings)
         self._registry = registry = Registry(settings, gpu_processes=gpu_processes)

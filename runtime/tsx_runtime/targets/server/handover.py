@@ -22,13 +22,14 @@ import os
 import re
 import secrets
 import socket
+import struct
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from tsx_archiver.storage.atomic_file import whole_file
-from tsx_archiver.storage.private_directory import private_directory
+from tsx_archiver.storage.private_directory import check_file, private_directory
 from tsx_runtime.api.tokens import HandedTokens
 from tsx_runtime.core.persistence import state_directory
 from tsx_runtime.errors import SettingError
@@ -114,26 +115,41 @@ def _connect(path: Path) -> Predecessor | None:
         connection = held.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         connection.settimeout(PATIENCE)
         try:
+            check_file(path.with_suffix(".key"))
             secret = path.with_suffix(".key").read_bytes()
             connection.connect(os.fspath(path))
+            _check_peer(connection)
             connection.sendall(secret + b"\n")
             line, descriptors = _receive(connection)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         except OSError as error:
-            raise SettingError(f"--replace: the running server at {path} cannot be reached: {error.strerror or error}") from error
+            todo = "Set state_dir to the running server's, which is of this user, or stop that server and start this one"
+            raise SettingError(f"--replace: the server at {path} cannot be replaced: {error.strerror or error}. {todo}.") from error
         for descriptor in descriptors:
             os.set_inheritable(descriptor, False)
         sockets = [held.enter_context(socket.socket(fileno=descriptor)) for descriptor in descriptors]
         if not line.endswith(b"\n"):
             raise SettingError("--replace: the running server is just being replaced, or is stopping; try again once it has ended")
-        said = json.loads(line)
-        if said["format"] != FORMAT:
-            version = said["version"]
-            raise SettingError(f"--replace: tsx {version} is running, which this release cannot replace. Stop it, then start this one.")
-        passed = {name: PassedSocket(sock, owned) for (name, owned), sock in zip(said["sockets"], sockets, strict=True)}
+        try:
+            said = json.loads(line)
+            if said["format"] != FORMAT:
+                version = said["version"]
+                raise SettingError(f"--replace: tsx {version} is running, which this release cannot replace. Stop it, then start this one.")
+            passed = {name: PassedSocket(sock, owned) for (name, owned), sock in zip(said["sockets"], sockets, strict=True)}
+            tokens = {kind: (str(token), left and float(left)) for kind, (token, left) in said["tokens"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise SettingError(f"--replace: what listens at {path} does not answer as tsx does ({error!r}). Stop it.") from error
         held.pop_all()
-        return Predecessor(connection, passed, said["tokens"], said["version"])
+        return Predecessor(connection, passed, tokens, said["version"])
+
+
+def _check_peer(connection: socket.socket) -> None:
+    """Raise PermissionError where a server of another user listens."""
+    if sys.platform == "linux":
+        _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        if uid not in (os.geteuid(), 0):
+            raise PermissionError(f"it belongs to another user (uid {uid})")
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from tsx_archiver.storage.atomic_file import whole_file
 from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.metrics import Metrics
@@ -69,7 +70,5 @@ def download_model(model_url: str, model_dir: str | Path) -> None:
     target = Path(model_dir) / PurePosixPath(parts.path).name
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f"{target.name}.part")
-        with urllib.request.urlopen(model_url, timeout=TIMEOUT) as answer, partial.open("wb") as file:
+        with urllib.request.urlopen(model_url, timeout=TIMEOUT) as answer, whole_file(target, durable=False) as file:
             shutil.copyfileobj(answer, file)
-        partial.replace(target)

@@ -17,7 +17,7 @@ import torch
 from tsx_archiver import parse_model_config
 from tsx_archiver.metadata.compile_settings import wants_ahead
 from tsx_archiver.metadata.configkeys import plain_arguments
-from tsx_archiver.storage.private_directory import private_directory
+from tsx_archiver.storage.private_directory import private_directory, temporary_place
 from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
 from tsx_runtime.worker.exceptions import BadRows, LoadError
@@ -338,7 +338,7 @@ def _trace_directory(model: str) -> Path:
     try:
         private_directory(directory)
     except PermissionError:
-        return Path(tempfile.mkdtemp(prefix="pytorch_profiler-"))
+        return Path(tempfile.mkdtemp(prefix="pytorch_profiler-", dir=temporary_place()))
     return directory
 
 

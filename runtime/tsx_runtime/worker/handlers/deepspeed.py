@@ -39,7 +39,7 @@ def get_ds_engine(model: Any, ctx: Context) -> Any:
     directory = Path(ctx.system_properties["model_dir"])
     config = _read_json(own_file(directory / str(settings["config"]), directory))
     if settings.get("checkpoint"):
-        config["checkpoint"] = str(_existing(directory / str(settings["checkpoint"])))
+        config["checkpoint"] = str(own_file(_existing(directory / str(settings["checkpoint"])), directory))
     try:
         import deepspeed  # not one of tsx's dependencies: it needs CUDA's compiler where it is installed
     except ModuleNotFoundError as error:

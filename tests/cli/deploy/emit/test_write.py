@@ -328,6 +328,15 @@ def test_files_are_written_with_all_that_a_build_needs_and_may_be_written_again(
     assert "127.0.0.1:9000:8080" in (tmp_path / "out" / "compose.yaml").read_text()
 
 
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(deploy: Deploy, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in ("Dockerfile", "model.mar", ".tsx-emitted.json"):
+        (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere")
+    deploy("--emit", "compose", "out")
+    assert not (tmp_path / "elsewhere").exists()
+    assert (tmp_path / "out" / "model.mar").read_bytes() == (tmp_path / "digits.mar").read_bytes()
+
+
 def test_without_a_directory_the_files_go_into_one_of_the_kinds_name(deploy: Deploy, tmp_path: Path) -> None:
     assert "wrote compose/compose.yaml" in deploy("--emit", "compose")
     assert "wrote dockerfile/Dockerfile" in deploy("--emit", "dockerfile", "--set", "container.port=9000")

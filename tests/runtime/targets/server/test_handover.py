@@ -28,8 +28,11 @@ from tsx_runtime.errors import SettingError, Unavailable
 from tsx_runtime.settings.addresses import Address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.handover import _connect, replaceable
-from tsx_runtime.targets.server.listeners import Listener, PassedSocket
+from tsx_runtime.targets.server.listeners import Listener, PassedSocket, bind_unix
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
+
+STRANGER = 54321
+as_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give files to another user")
 
 ECHO = "def handle(data, context):\n    return None if data is None else [%r] * len(data)\n"
 AS_SYSTEMD = """
@@ -368,6 +371,52 @@ def test_the_tokens_that_are_handed_over_are_those_of_the_moment_and_then_those_
             successor.close()
 
     asyncio.run(main())
+
+
+@as_root
+@pytest.mark.parametrize("theirs", ["", "m.key", "peer"])
+def test_nothing_of_another_users_server_is_taken_over(short_path: Path, theirs: str) -> None:
+    path = short_path / "state" / "m.sock"
+    path.parent.mkdir(mode=0o700)
+    path.with_suffix(".key").write_text("0" * 64)
+    if theirs != "peer":
+        os.chown(path.parent / theirs, STRANGER, STRANGER)
+    with bind_unix(str(path), "state_dir") as listening:
+        os.seteuid(STRANGER if theirs == "peer" else 0)
+        try:
+            listening.listen()
+        finally:
+            os.seteuid(0)
+        with pytest.raises(SettingError, match=rf"cannot be replaced: .* belongs to another user \(uid {STRANGER}\).*Set state_dir"):
+            _connect(path)
+        listening.setblocking(False)
+        try:
+            asking, _ = listening.accept()
+        except BlockingIOError:
+            assert theirs != "peer"
+        else:
+            assert asking.recv(100) == b""  # the secret was not sent
+            asking.close()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["1", "[]", '{"format": 1}', '{"format": 1, "version": "1", "sockets": [["a"]]}', '{"tokens": []}', '{"tokens": {"api": "x"}}'],
+)
+def test_an_answer_that_is_no_servers_is_an_error(short_path: Path, answer: str) -> None:
+    path = short_path / "m.sock"
+    path.with_suffix(".key").write_text("0" * 64)
+    path.with_suffix(".key").chmod(0o600)
+    said = answer.replace('{"tokens"', '{"format": 1, "version": "1", "sockets": [], "tokens"')
+    with bind_unix(str(path), "state_dir") as listening, ThreadPoolExecutor(1) as pool:
+        listening.listen()
+        connected = pool.submit(_connect, path)
+        asking, _ = listening.accept()
+        with asking, asking.makefile("rb") as lines:
+            assert lines.readline() == b"0" * 64 + b"\n"
+            asking.sendall(said.encode() + b"\n")
+            with pytest.raises(SettingError, match=r"m\.sock does not answer as tsx does"):
+                connected.result()
 
 
 def test_the_file_of_a_unix_socket_is_made_again_where_the_other_server_was_stopped_meanwhile(short_path: Path) -> None:

@@ -214,6 +214,8 @@ def test_deepspeed_gets_the_model_and_what_the_archive_says(start_worker: StartW
     worker = start_worker(source, files={**files, "deepspeed.py": DEEPSPEED}, model_config=config)
     assert worker.loaded, worker.report
     assert json.loads(worker.ask(b"")[0].body) == [2, "fp16", "weights.json"]
+    outside = {"deepspeed": {"config": "ds.json", "checkpoint": "../../../../../../../../../etc/passwd"}}
+    assert "etc/passwd' is refused" in start_worker(source, files=files, model_config=outside).report["message"]
     for wrong, said in (({}, "does not say"), ({"deepspeed": {"config": "no.json"}}, "no.json"), (config, "pip install deepspeed")):
         worker = start_worker("import sys\nsys.modules['deepspeed'] = None\n" + textwrap.dedent(source), files=files, model_config=wrong)
         assert said in worker.report["message"]

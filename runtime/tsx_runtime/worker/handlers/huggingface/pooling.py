@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handler_api.loader import own_file
 
 LEGACY = {  # how configurations said it before `pooling_mode`
     "pooling_mode_cls_token": "cls",
@@ -33,7 +34,8 @@ class SentenceLayout:
         self.steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
         self.normalizes = False
         for module in _json(directory / "modules.json") or []:
-            self._add(str(module.get("type", "")).rpartition(".")[2], directory, directory / str(module.get("path", "")), device)
+            place = own_file(directory / str(module.get("path", "")), directory)
+            self._add(str(module.get("type", "")).rpartition(".")[2], directory, place, device)
         bert, said = _json(directory / "sentence_bert_config.json") or {}, _json(directory / "config_sentence_transformers.json") or {}
         self.most_tokens: int | None = bert.get("max_seq_length")
         self.lower = bool(bert.get("do_lower_case"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tsx_archiver.errors import ArchiveError
 from tsx_archiver.metadata.mlmodel import DIRECTORY, FILE, MLmodel, read_mlmodel
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
@@ -14,7 +15,10 @@ def model_in(context: Context) -> tuple[Path, MLmodel]:
     directory = Path(context.system_properties["model_dir"]) / DIRECTORY
     if not (directory / FILE).is_file():
         raise LoadError(f"The archive has no {DIRECTORY}/{FILE}. Pack the model with `tsx archive models:/NAME/VERSION`.")
-    return directory, read_mlmodel(directory)
+    try:
+        return directory, read_mlmodel(directory)
+    except ArchiveError as error:
+        raise LoadError(error.message) from error
 
 
 def missing_module(error: ModuleNotFoundError) -> LoadError:

@@ -12,6 +12,7 @@ import torch
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY, PYTORCH, MLmodel
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import own_file
 from tsx_runtime.worker.handler_api.modules import own_modules
 from tsx_runtime.worker.handlers.base import BaseHandler, choose_device
 from tsx_runtime.worker.handlers.mlflow.model import missing_module, model_in
@@ -33,7 +34,7 @@ class MLflowPyTorch(BaseHandler):
             raise LoadError(f"The model has no flavour pytorch with a signature of tensors; use the handler {self.mlmodel.handler}.")
         flavor = self.mlmodel.flavors["pytorch"]
         if flavor.get("code"):
-            own_modules.add(directory / flavor["code"])
+            own_modules.add(own_file(directory / flavor["code"], directory))
         exported = directory / str(flavor.get("model_data", "data")) / "model.pt2"
         path = exported if exported.is_file() else exported.with_name("model.pth")
         try:  # a whole model, which its packer trusts

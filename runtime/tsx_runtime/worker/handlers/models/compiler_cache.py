@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 from tsx_archiver.storage.private_directory import private_directory
+from tsx_runtime.shared.socket_paths import socket_place
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -27,7 +28,7 @@ def protect_compiler_cache() -> None:
     try:
         private_directory(place)
     except OSError as error:
-        place = Path(tempfile.mkdtemp(prefix="torchinductor-"))
+        place = Path(tempfile.mkdtemp(prefix="torchinductor-", dir=socket_place()))
         logger.warning("torch compiles into %s: %s. Set %s to keep what it compiles", place, error.strerror, VARIABLE)
     os.environ[VARIABLE] = str(place)
 

@@ -199,7 +199,7 @@ def _program(model_dir: Path, layout: dict[str, str]) -> ModuleType | None:
     """Its own modules are beside it, or below `code`."""
     if not layout.get("program"):
         return None
-    code = (model_dir / layout["code"]).absolute()
+    code = own_file(model_dir / layout["code"], model_dir).absolute()
     own_modules.add(code)
     return import_file(own_file(code / layout["program"], model_dir), "Program")
 

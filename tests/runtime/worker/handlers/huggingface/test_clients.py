@@ -201,6 +201,10 @@ def test_a_worker_of_a_packed_model_fetches_nothing(
     elsewhere = "code is in another repository: org/other--modeling.Own of config.json. It is not run"
     with pytest.raises(LoadError, match=elsewhere if trusted else "here"):
         model_loading.load_model(order)
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../secret.safetensors"}}')
+    with pytest.raises(LoadError, match="here" if handler == "own.py" else "does not say which files have the weights"):
+        model_loading.load_model(order)
 
 
 def test_loading_is_told_in_lines_of_the_log(model_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:

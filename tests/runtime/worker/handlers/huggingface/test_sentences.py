@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,13 +100,20 @@ def test_ranking_equals_a_cross_encoder(served: Get) -> None:
     near(ranking[:2], short)
 
 
-def test_an_unknown_module_is_named(model_root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ({"type": "sentence_transformers.models.LSTM", "path": ""}, "has a module 'LSTM'; Transformer"),
+        ({"type": "sentence_transformers.models.Dense", "path": "../elsewhere"}, "'../elsewhere' is refused: it leads out"),
+    ],
+)
+def test_a_module_that_is_unknown_or_elsewhere_is_named(model_root: Path, tmp_path: Path, module: dict[str, str], why: str) -> None:
     import shutil
 
     from tests.support import huggingface_models
     from tsx_runtime.worker.exceptions import LoadError
 
     shutil.copytree(huggingface_models.model("sentences", model_root), tmp_path / "copy")
-    (tmp_path / "copy" / "modules.json").write_text('[{"type": "sentence_transformers.models.LSTM", "path": ""}]')
-    with pytest.raises(LoadError, match="has a module 'LSTM'; Transformer"):
+    (tmp_path / "copy" / "modules.json").write_text(json.dumps([module]))
+    with pytest.raises(LoadError, match=why):
         start(tmp_path / "copy", "feature-extraction", tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -232,6 +233,27 @@ def test_what_is_no_form_of_the_protocol_is_refused(asked: Callable[[str], Asked
 def test_a_model_that_fails_is_no_fault_of_the_client(asked: Callable[[str], Asked]) -> None:
     with pytest.raises(ValueError, match="negative"):
         asked("adder").one(split("ab", [-1, 2]))
+
+
+@pytest.mark.parametrize(("name", "kind"), [("pickle", MLflowPyTorch), ("adder", MLflowPyfunc)])
+@pytest.mark.parametrize("outside", ["../outside", "/outside"])
+def test_a_worker_loads_no_file_outside_of_the_model(saved: dict[str, Path], tmp_path: Path, name: str, kind: type, outside: str) -> None:
+    shutil.copytree(saved[name] / DIRECTORY, tmp_path / DIRECTORY)
+    (tmp_path / DIRECTORY / "data").rename(tmp_path / "outside") if name == "pickle" else (tmp_path / "outside").mkdir()
+    description = tmp_path / DIRECTORY / FILE
+    key, place = ("model_data: data", "model_data: ") if name == "pickle" else ("code: null", "code: ")
+    description.write_text(description.read_text().replace(key, place + (str(tmp_path) + outside if outside[0] == "/" else outside)))
+    with pytest.raises(LoadError, match=r"outside' of its flavors is not the model's own"):
+        Asked(kind, tmp_path)
+
+
+def test_code_of_a_model_is_not_behind_a_link(saved: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(saved["pickle"] / DIRECTORY, tmp_path / DIRECTORY)
+    (tmp_path / DIRECTORY / "code").symlink_to(saved["adder"])
+    description = tmp_path / DIRECTORY / FILE
+    description.write_text(description.read_text().replace("model_data: data", "model_data: data\n    code: code"))
+    with pytest.raises(LoadError, match="'code' is refused: it leads out of the model's directory"):
+        Asked(MLflowPyTorch, tmp_path)
 
 
 def test_a_handler_tells_what_its_model_takes(asked: Callable[[str], Asked]) -> None:

@@ -220,6 +220,12 @@ def test_a_directory_without_one_model_says_what_is_there(start_worker: StartWor
     assert "(there is: a.pt, b.pt). Define model_fn(model_dir)." in worker.report["message"]
 
 
+def test_a_directory_of_code_outside_of_the_model_is_refused(start_worker: StartWorker) -> None:
+    layout = {"code": "..", "program": "inference.py"}
+    worker = start_worker(handler="sagemaker_toolkit", manifest={"model": {"modelName": "m"}, "sagemaker": layout})
+    assert "'..' is refused" in worker.report["message"]
+
+
 def test_a_joined_batch_that_fails_is_run_one_by_one() -> None:
     calls: list[int] = []
 

@@ -1,0 +1,32 @@
+"""The directory of a run: whose it may be, and how files get there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tsx_cli.common.failure import CliError
+from tsx_cli.common.run_directory import NAME, JournalFile, write_files
+
+
+def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "report.md").symlink_to(tmp_path / "victim")
+    assert write_files({"report.md": "text", "case/report.csv": "a,b"}, tmp_path) == [
+        tmp_path / "report.md",
+        tmp_path / "case" / "report.csv",
+    ]
+    assert not (tmp_path / "victim").exists()
+    assert (tmp_path / "report.md").read_text() == "text"
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root can give a directory to another user")
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_run_does_not_write_into_a_directory_of_another_user(tmp_path: Path, linked: bool) -> None:
+    directory = tmp_path / "run"
+    directory.symlink_to(tmp_path) if linked else directory.mkdir()
+    os.chown(directory, 54321, 54321, follow_symlinks=False)
+    with pytest.raises(CliError, match=r"belongs to another user\); name another directory with --output"):
+        JournalFile(directory, new=True)
+    assert not (tmp_path / NAME).exists()
