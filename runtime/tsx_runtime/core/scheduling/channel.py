@@ -17,6 +17,7 @@ from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
 MOST_FACTS = 8 << 20  # bytes of a report: what a worker bounds itself to is smaller, and an archive may have written its own
+PIECES_PER_TURN = 32  # of streams, that one read may bring by the thousand, before other connections have their turn
 JOINED = 64 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
 _PACK = [struct.Struct(f"{count}d").pack for count in range(129)]  # of nearly all batches; `struct.pack` looks for its format first
 
@@ -85,6 +86,8 @@ class Channel(asyncio.BufferedProtocol):
         self._end = 0
         self._large: bytearray | None = None
         self._large_end = 0
+        self._pieces = 0  # that this turn of the event loop has read
+        self._has_turn = False  # soon, to read on in what has come
 
     @property
     def batches(self) -> int:
@@ -147,7 +150,8 @@ class Channel(asyncio.BufferedProtocol):
         self._held.discard(job)
         if not self._held and self._transport is not None and not self._transport.is_closing():
             self.began = time.monotonic()
-            self._transport.resume_reading()
+            if not self._has_turn:
+                self._transport.resume_reading()
 
     def cancel(self, job: Job) -> None:
         """No client waits for this answer any more. Once that is so for all of its batch, the worker is told."""
@@ -198,8 +202,11 @@ class Channel(asyncio.BufferedProtocol):
                 self._end += nbytes
                 self._read_small()
         except wire.FrameError as error:
-            logger.error("a worker sent an invalid frame, so it is stopped: %s", error)
-            self.abort()
+            self._stop_worker(error)
+
+    def _stop_worker(self, error: wire.FrameError) -> None:
+        logger.error("a worker sent an invalid frame, so it is stopped: %s", error)
+        self.abort()
 
     def abort(self) -> None:
         self.owner.remove(self)
@@ -217,8 +224,11 @@ class Channel(asyncio.BufferedProtocol):
     # Reading
 
     def _read_small(self) -> None:
-        start = 0
+        start = self._pieces = 0
         while self._end - start >= wire.HEADER.size:
+            if self._pieces > PIECES_PER_TURN:
+                self._take_turn()
+                break
             header = wire.decode_header(self._view[start : self._end])
             end = start + wire.HEADER.size + header.size
             if end - start > SMALL:
@@ -235,6 +245,28 @@ class Channel(asyncio.BufferedProtocol):
         if start and rest:
             self._small[:rest] = self._small[start : self._end]
         self._end = rest
+
+    def _take_turn(self) -> None:
+        """Go on with what has come in another turn of the event loop, and read nothing more until then."""
+        assert self._transport is not None
+        if not self._has_turn:
+            self._has_turn = True
+            if not self._held:
+                self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        assert self._transport is not None
+        self._has_turn = False
+        if self._transport.is_closing():
+            return
+        try:
+            self._read_small()
+        except wire.FrameError as error:
+            self._stop_worker(error)
+        else:
+            if not self._has_turn and not self._held:
+                self._transport.resume_reading()
 
     def _on_frame(self, frame: wire.Frame) -> None:
         if frame.kind is wire.Kind.REPLY:
@@ -254,6 +286,7 @@ class Channel(asyncio.BufferedProtocol):
         elif frame.kind is wire.Kind.PIECE:
             sent = self._expect(frame)
             self.began = time.monotonic()
+            self._pieces += len(frame.items)
             for position, meta, body in frame.items:
                 if position >= len(sent.jobs):
                     raise wire.FrameError(f"a piece for request {position} of a batch of {len(sent.jobs)}")

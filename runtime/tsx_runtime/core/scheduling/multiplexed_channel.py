@@ -162,6 +162,7 @@ class OpenChannel(Channel):
 
     def _on_piece(self, frame: wire.Frame) -> None:
         self.began = now = time.monotonic()
+        self._pieces += len(frame.items)
         flight = self.flights.get(frame.batch)
         if flight is None:  # a thread of the handler's goes on with an answer that is complete
             return

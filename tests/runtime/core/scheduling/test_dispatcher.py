@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tsx_runtime import wire
-from tsx_runtime.core.scheduling.channel import MOST_FACTS, Channel
+from tsx_runtime.core.scheduling.channel import MOST_FACTS, PIECES_PER_TURN, Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
@@ -305,6 +305,43 @@ def test_a_streamed_answer_arrives_in_pieces_and_ends_with_the_reply():
         assert [part async for part in first.parts()] == [b"one ", b"two ", b"three"]
 
     asyncio.run(main())
+
+
+class CountingJob(WaitingJob):
+    """A job that counts the pieces of its answer."""
+
+    pieces = 0
+
+    def piece(self, headers, body, flow):
+        self.pieces += 1
+        super().piece(headers, body, flow)
+
+
+def test_a_turn_of_the_loop_reads_a_few_pieces_of_a_stream_however_many_have_come():
+    async def main():
+        dispatcher, channel, peer = await started()
+        streaming = CountingJob(wire.request_meta("id", b"", []), b"x", time.monotonic(), None, 0)
+        dispatcher.submit(streaming)
+        frame = await peer.read()
+        bodies = [b"%d " % number for number in range(20_000)]
+        pieces = [b"".join(wire.encode(wire.Kind.PIECE, frame.batch, [(0, b"", body)])) for body in bodies]
+        end = wire.encode(wire.Kind.REPLY, frame.batch, [(200, b"", b"end")])
+        writing = asyncio.ensure_future(peer.write(*pieces, *end))
+        reading = asyncio.ensure_future(read(streaming))
+        most = 0
+        while not reading.done():
+            before = streaming.pieces
+            await asyncio.sleep(0)
+            most = max(most, streaming.pieces - before)
+        assert await reading == [*bodies, b"end"]
+        assert 1 < most <= 2 * (PIECES_PER_TURN + 1)  # a read, and a turn for what had come before
+        await writing
+        assert channel.answered == 1
+
+    async def read(job):
+        return [part async for part in (await job.done).parts()]
+
+    asyncio.run(asyncio.wait_for(main(), TIMEOUT))
 
 
 def test_parts_that_nobody_waits_for_any_more_are_not_kept():
