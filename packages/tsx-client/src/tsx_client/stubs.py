@@ -9,6 +9,7 @@ from typing import Any
 
 from tsx_client.bodies import Signature
 from tsx_client.client import Client
+from tsx_client.errors import reading
 
 HEAD = """\
 {text}
@@ -59,7 +60,8 @@ TAKEN = {"self", "version", "timeout", "headers"}  # arguments of `predict` besi
 
 
 def generate(client: Client) -> str:
-    return render(client.url, {name: client.metadata(name) for name in client.model_names()})
+    with reading("The list of models or their metadata"):
+        return render(client.url, {name: client.metadata(name) for name in client.model_names()})
 
 
 def render(url: str, models: Mapping[str, Mapping[str, Any]]) -> str:
