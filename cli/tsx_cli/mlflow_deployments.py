@@ -25,7 +25,7 @@ from tsx_archiver.storage.digest import content_digest
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.archive.model_file import HandlerFiles
 from tsx_cli.archive.packing import Packing, pack
-from tsx_cli.common.client import RequestFailed, Server, path
+from tsx_cli.common.client import RequestFailed, Server, path, reading_answers
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import split_list
 from tsx_cli.common.options import read_settings
@@ -119,8 +119,9 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
         return [{"name": version, "endpoint": endpoint} for version in self._versions(endpoint, "all")]
 
     @_as_mlflow()
+    @reading_answers()
     def get_deployment(self, name: str, endpoint: Text = None) -> dict[str, Any]:
-        return {"name": name, **self._management.call_json("GET", path("models", *_place(name, endpoint)))[0]}
+        return {"name": name, **self._management.call_json("GET", path("models", *_place(name, endpoint)), kind=list)[0]}
 
     @_as_mlflow()
     def predict(self, deployment_name: Text = None, inputs: Any = None, endpoint: Text = None) -> PredictionsResponse:
@@ -160,10 +161,12 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
             self._management.call("DELETE", path("models", endpoint, version))
 
     @_as_mlflow()
+    @reading_answers()
     def list_endpoints(self) -> list[dict[str, str]]:
         return [{"name": each["modelName"]} for each in all_models(self._management)]
 
     @_as_mlflow()
+    @reading_answers()
     def get_endpoint(self, endpoint: str) -> dict[str, Any]:
         found = self._management.call_json("GET", path("models", endpoint, "traffic"))
         return {"name": endpoint, "default": found["default"], "traffic": {each["version"]: each["share"] for each in found["table"]}}
@@ -184,7 +187,7 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
         answer = self._inference.call("POST", target, body, {"Content-Type": "application/json"}).body()
         try:
             return json.loads(answer)
-        except ValueError:
+        except (ValueError, RecursionError):
             return answer.decode(errors="replace")
 
     def _deploy(self, place: list[str], uri: str, flavor: Text, config: Config, *, replace: bool) -> str:
@@ -216,10 +219,11 @@ class TsxDeploymentClient(BaseDeploymentClient):  # type: ignore[misc]  # MLflow
             raise error.hinted(f"the server does not read {store}: -C EXPORT_PATH=DIR names its model_store") from error
         return found
 
+    @reading_answers()
     def _versions(self, *place: str) -> list[str]:
         """Of a model: its default one, one that is named, or `all`; empty where it does not exist."""
         try:
-            return [each["modelVersion"] for each in self._management.call_json("GET", path("models", *place))]
+            return [each["modelVersion"] for each in self._management.call_json("GET", path("models", *place), kind=list)]
         except RequestFailed as error:
             if error.status == 404:
                 return []

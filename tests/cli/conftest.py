@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,6 +24,7 @@ class Ended(NamedTuple):
 
 
 Run = Callable[..., Ended]
+Answering = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
@@ -58,3 +61,37 @@ def torchserve(processes: None, short_path: Path, free_ports: Callable[[int], li
         yield made
     finally:
         made.end()
+
+
+@pytest.fixture
+def answering() -> Iterator[Answering]:
+    """A server that gives the same answer to every request; calling it again changes the answer."""
+    given: dict[str, Any] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            self.send_response(given["status"])
+            for name, value in given["headers"].items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(given["body"])
+
+        def __getattr__(self, name: str) -> Any:
+            if not name.startswith("do_"):
+                raise AttributeError(name)
+            return self.answer
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            pass
+
+    def answer(status: int, body: bytes, **headers: str) -> str:
+        given.update(status=status, body=body, headers={"content-length": str(len(body)), **headers})
+        return f"http://127.0.0.1:{server.server_port}"
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield answer
+        server.shutdown()
+        thread.join()

@@ -25,7 +25,7 @@ from mlflow.models import infer_signature
 from mlflow.pyfunc.scoring_server.client import ScoringServerClient
 from mlflow.tracking import MlflowClient
 
-from tests.cli.conftest import Run
+from tests.cli.conftest import Answering, Run
 from tests.support.servers import FREE_PORTS, Running, serving
 from tsx_cli import mlflow_deployments
 from tsx_cli.mlflow_deployments import TsxDeploymentClient, address
@@ -287,3 +287,12 @@ def test_a_target_that_is_none_is_refused(target: str, hint: str) -> None:
 def test_help_names_every_key() -> None:
     text = CliRunner().invoke(commands, ["help", "-t", "tsx"]).output
     assert all(word in text for word in (*mlflow_deployments.PACKING, *mlflow_deployments.ENDPOINT, "TSX_MANAGEMENT_TOKEN"))
+
+
+def test_mlflow_says_what_it_cannot_read(answering: Answering, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TSX_MANAGEMENT_ADDRESS", answering(200, b"[[]]"))
+    client = TsxDeploymentClient("tsx")
+    ask = [client.list_endpoints, lambda: client.get_endpoint("m"), lambda: client.get_deployment("m")]
+    for call in [*ask, lambda: client.list_deployments("m")]:
+        with pytest.raises(MlflowException, match="the server's answer cannot be read"):
+            call()

@@ -11,11 +11,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tsx_client import Event, StreamInterrupted
+from tsx_client import Event, InvalidAnswer, StreamInterrupted
 from tsx_client.bodies import HEAD_LENGTH, Content, Signature, decode, encode
 from tsx_client.streams import Pieces
 
 IMAGE = Signature("image")
+OUTPUT = {"name": "y", "datatype": "FP32", "shape": [3], "parameters": {"binary_data_size": 3}}
+BROKEN_HEADS = [
+    json.dumps({"outputs": [OUTPUT | change]}).encode()
+    for change in (
+        {},
+        {"datatype": "BYTES"},
+        {"datatype": [], "shape": "x"},
+        {"datatype": "INT8", "parameters": {}, "data": [10**30]},
+        {"parameters": {"binary_data_size": "3"}},
+    )
+]
 TENSORS = Signature("json", {"x": ("FP32", [-1, 2]), "n": ("INT64", [-1])})
 
 
@@ -120,3 +131,33 @@ def test_text_is_not_cut_within_a_character_and_bytes_stay_bytes() -> None:
     euro = "€".encode()
     assert [*text.feed(euro[:1]), *text.feed(euro[1:] + b"a"), *text.feed(b"", last=True)] == ["€a"]
     assert [*Pieces("").feed(b"\xff"), *Pieces("").feed(b"", last=True)] == [b"\xff"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        ({"content-type": "application/json"}, b"<html>"),
+        ({"content-type": "application/json"}, b"[" * 100_000),
+        ({"content-type": "application/json"}, b'"\xff"'),
+        ({"content-type": "text/plain"}, b"\xff"),
+        ({HEAD_LENGTH: "many"}, b"{}"),
+        ({HEAD_LENGTH: "2"}, b"{}"),
+        ({HEAD_LENGTH: "2"}, b"[]"),
+        ({HEAD_LENGTH: "15"}, b'{"outputs":[1]}'),
+        *(({HEAD_LENGTH: str(len(head))}, head + b"\x09\0\0") for head in BROKEN_HEADS),
+    ],
+)
+def test_a_broken_answer_is_an_error_of_the_client(headers: dict[str, str], body: bytes) -> None:
+    with pytest.raises(InvalidAnswer, match="cannot be read"):
+        decode(headers, body)
+
+
+def test_what_names_no_type_is_bytes_where_it_is_no_json() -> None:
+    assert decode({}, b"{broken") == b"{broken"
+    assert decode({}, b"[" * 100_000) == b"[" * 100_000
+
+
+def test_an_event_that_is_no_json_is_an_error_of_the_client() -> None:
+    for text in ("{", "[" * 100_000):
+        with pytest.raises(InvalidAnswer):
+            Event(text).json()

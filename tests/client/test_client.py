@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +28,7 @@ from tsx_client import (
     ClientError,
     ConnectionFailed,
     Event,
+    InvalidAnswer,
     NotFound,
     Retry,
     ServerError,
@@ -33,6 +36,7 @@ from tsx_client import (
 )
 from tsx_client import grpc as grpc_transport
 from tsx_client.__main__ import main
+from tsx_client.stubs import generate
 from tsx_runtime.testing import ServerUnderTest, serve
 
 ROOT = Path(__file__).parents[2]
@@ -278,3 +282,63 @@ def test_any_transport_of_httpx_takes_the_place_of_a_network() -> None:
     with Client("http://any/prefix", transport=httpx.MockTransport(handle)) as client:
         assert client.predict("a/b", {"x": 1}, version="c d")["path"] == "/prefix/predictions/a/b/c d"
     assert issubclass(tsx_client.RequestFailed, ClientError)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"[" * 100_000,
+        b'"\xff"',
+        b"null",
+        b"[]",
+        b'"x"',
+        b"[[1, 2]]",
+        b'{"models": 1, "inputs": 1}',
+        b'{"models": "abc", "inputs": [1]}',
+        b'{"models": null, "inputs": [{"name": "x"}]}',
+        b'{"models": {}, "inputs": null, "parameters": 1}',
+    ],
+)
+def test_an_answer_of_another_form_is_an_error_of_the_client(body: bytes) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, headers={"content-type": "application/json"}, content=body)
+
+    with Client("http://any", transport=httpx.MockTransport(answer)) as client:
+        with pytest.raises(InvalidAnswer, match="/v1/models cannot be read"):
+            client.model_names()
+        with pytest.raises(InvalidAnswer, match="/v2/models/m cannot be read"):
+            client.predict("m", x=1)
+        if not body.startswith(b"{"):
+            with pytest.raises(InvalidAnswer):
+                client.metadata("m")
+
+
+@pytest.mark.parametrize("name", ["\ud800", "m"])
+def test_stubs_of_broken_metadata_are_an_error_of_the_client(name: str) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=json.dumps({"models": [name], "versions": [1]}))
+
+    client = Client("http://any", transport=httpx.MockTransport(answer))
+    with client, pytest.raises(InvalidAnswer):
+        generate(client)
+
+
+def test_a_status_that_is_no_number_is_an_error_of_the_server() -> None:
+    class Handler(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc is not typed
+        def service(self, details: Any) -> Any:
+            return grpc.unary_stream_rpc_method_handler(self.answer)
+
+        def answer(self, request: bytes, context: Any) -> Iterator[bytes]:
+            context.send_initial_metadata((("x-http-status", "fine"),))
+            yield b"\n\x01a"
+
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[Handler()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with Client("http://127.0.0.1:9", grpc=f"127.0.0.1:{port}") as client, pytest.raises(ServerError) as caught:
+            client.predict("m", b"x")
+    finally:
+        server.stop(None)
+    assert caught.value.status == 502

@@ -15,6 +15,7 @@ from tsx_cli.batch.readers import pyarrow_parquet
 from tsx_cli.batch.rows import RowResult
 from tsx_cli.batch.stores import OutputStore, file_name
 from tsx_cli.common.failure import CliError
+from tsx_cli.common.output import csv_cell
 
 _NAMES = "names.json"  # of the files of the last part
 COLUMNS = ("id", "status", "output", "error")
@@ -111,7 +112,9 @@ class CsvEncoding:
     name = "csv"
 
     def encode(self, results: Sequence[RowResult]) -> bytes:
-        return _csv((each.id, each.status, "" if each.error is not None else _text(each), each.error or "") for each in results)
+        texts = ((row, "" if row.error is not None else _text(row)) for row in results)
+        cells = ((row, text if _is_binary(row) else csv_cell(text)) for row, text in texts)
+        return _csv((csv_cell(row.id), row.status, cell, csv_cell(row.error)) for row, cell in cells)
 
     def join(self, parts: Iterator[bytes], file: BinaryIO) -> None:
         file.write(_csv([COLUMNS]))

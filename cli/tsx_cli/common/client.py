@@ -7,10 +7,13 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlencode
+
+from typer.core import TyperCommand
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.server_address import distrust, read_url, trusting
@@ -22,6 +25,7 @@ TRACEBACK = "\nTraceback (most recent call last):"  # a worker's own, behind the
 NOT_ALLOWED = "MethodNotAllowedException"
 WRONG_PLACE = ("ResourceNotFoundException", NOT_ALLOWED)  # what a path of another address is answered with
 WRONG_TOKEN = "InvalidKeyException"
+OTHER_FORM = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 UNKNOWN_MODEL = ("ModelNotFoundException", "ModelVersionNotFoundException")
 
 
@@ -59,8 +63,32 @@ class Response:
     def body(self) -> bytes:
         return b"".join(self.parts)
 
-    def json(self) -> Any:
-        return json.loads(self.body())
+    def json(self, kind: type = dict) -> Any:
+        """Parse the body, whose JSON must be of this kind. Raises CliError."""
+        with reading_answers():
+            answer = json.loads(self.body())
+            if not isinstance(answer, kind):
+                raise TypeError(f"it is a {type(answer).__name__}, not a {kind.__name__}")
+        return answer
+
+
+@contextmanager
+def reading_answers() -> Iterator[None]:
+    """Turn what an answer of another form raises into a CliError."""
+    try:
+        yield
+    except OTHER_FORM as error:
+        why = f"the server's answer cannot be read ({type(error).__name__}: {error})"
+        url = f"check that --url is the address of a server of tsx {__version__}"
+        raise CliError(f"{why}; {url}") from error
+
+
+class AnswerCommand(TyperCommand):
+    """A command that shows answers of a server, which may be of any form."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with reading_answers():
+            return super().invoke(ctx)
 
 
 class Server:
@@ -90,17 +118,20 @@ class Server:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Response:
-        """An answer below 400; another is raised as RequestFailed."""
+        """An answer with a status of 2xx; another is raised as RequestFailed."""
         response = self.send(method, path, body, headers)
-        if response.status >= 400:
+        if 300 <= response.status < 400 and (location := response.headers.get("location")):
+            why = f"{self.url} answers {path} with {response.status} and names {location}"
+            raise RequestFailed(response.status, f"{why}; give that server's address with --url")
+        if not 200 <= response.status < 300:
             raise self.refusal(response.status, response.body(), path)
         return response
 
-    def call_json(self, method: str, path: str, value: object = None) -> Any:
+    def call_json(self, method: str, path: str, value: object = None, kind: type = dict) -> Any:
         """The answer's JSON, to a request with `value` as its body, where there is one."""
         if value is None:
-            return self.call(method, path).json()
-        return self.call(method, path, json.dumps(value).encode(), {"Content-Type": "application/json"}).json()
+            return self.call(method, path).json(kind)
+        return self.call(method, path, json.dumps(value).encode(), {"Content-Type": "application/json"}).json(kind)
 
     def send(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Response:
         """An answer of any status. Raises CliError where none comes."""
@@ -245,7 +276,7 @@ def error_text(body: bytes) -> str:
     """The message of an error answer; of anything but the server's own errors, the beginning."""
     try:
         answer = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if isinstance(answer, dict) and isinstance(answer.get("message"), str):
         return str(answer["message"])
@@ -257,7 +288,7 @@ def _failure(status: int, body: bytes) -> RequestFailed:
     try:
         answer = json.loads(body)
         text_of_error = str(answer["message"]).rstrip()
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         text = body.decode("utf-8", "replace").strip()
         return RequestFailed(status, f"the server answered {status} {http.client.responses.get(status, '')}: {text[:2000]}".rstrip(": "))
     message, begin, traceback = text_of_error.partition(TRACEBACK)

@@ -50,17 +50,18 @@ def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
     """Completes the names of the models of the server that the command would ask."""
 
     def complete(context: typer.Context, incomplete: str) -> list[str]:
-        from tsx_cli.common.client import Server  # here, both of them, as they are slow to import, and other words complete without
+        from tsx_cli.common.client import Server, reading_answers  # here, as it is slow
         from tsx_runtime.errors import SettingError
 
         try:
             settings, _ = read_settings(context.params.get("config"), quiet=True)
             url = context.params.get("url") or getattr(settings, f"{role}_address")
             server = Server(url, getattr(settings, f"{role}_token"), role=role, certificate=settings.certificate_file, timeout=COMPLETES)
-            names: list[str] = server.call("GET", "/v1/models").json()["models"]
-        except (CliError, SettingError, OSError, ValueError, LookupError):  # a shell completes with nothing, and shows no error
+            with reading_answers():
+                names = server.call("GET", "/v1/models").json()["models"]
+                return [name for name in names if name.startswith(incomplete)]
+        except (CliError, SettingError, OSError):  # a shell completes with nothing, and shows no error
             return []
-        return [name for name in names if name.startswith(incomplete)]
 
     return complete
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -15,6 +16,7 @@ from rich.text import Text
 from tsx_runtime.shared.log_format import STEERS, escaped
 
 Result = TypeVar("Result")
+FORMULA = re.compile(r"(?![-+]?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?\Z)[=+@\t\r-]")
 
 
 def human(size: int) -> str:
@@ -61,6 +63,11 @@ def print_result(value: Result, as_json: bool, show: Callable[[Result], None]) -
 def one_line(value: object) -> str:
     """Untrusted text as one line without terminal control characters."""
     return escaped(str(value)).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def csv_cell(value: object) -> object:
+    """Put an apostrophe before a text that a spreadsheet would run as a formula. Numbers stay."""
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) else value
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None, *, whole: bool = False) -> None:

@@ -16,6 +16,7 @@ WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
 TAINT = re.compile(r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
 SECRET_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[\w.-]+", re.ASCII)
 GATEWAY = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+ImageName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 RETENTIONS = (0, 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
 ACCOUNT = r"^\d{12}$"
 
@@ -301,10 +302,10 @@ class DeploySpec(SpecSection):
     name: OwnName
     target: Target
     model: Path
-    region: str | None = None
+    region: str | None = Field(default=None, pattern="^[a-z0-9-]+$")
     profile: str | None = None
-    image: str | None = None  # one that is built and pushed already
-    repository: str | None = None  # where an image that is built here is pushed to
+    image: ImageName | None = None  # one that is built and pushed already
+    repository: ImageName | None = None  # where an image that is built here is pushed to
     env: dict[str, str] = Field(default_factory=dict)
     tags: Labels = Field(default_factory=dict)
     create_role: bool = False  # a role to run with is made, with what it needs and no more

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import RequestFailed, Server, path
+from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, Url, management
 from tsx_cli.common.output import human, one_line, print_json, print_result, print_table
@@ -27,7 +27,7 @@ app = typer.Typer(
 )
 
 
-@app.command("list")
+@app.command("list", cls=AnswerCommand)
 def list_jobs(
     model: Model = None,
     state: Annotated[str | None, typer.Option(help=f"Only jobs in this state: {', '.join(STATES)}.")] = None,
@@ -49,7 +49,7 @@ def list_jobs(
         print(f"no such job at {server.url}; a prediction becomes one with the header 'Prefer: respond-async'")
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def show(
     job: Annotated[str, typer.Argument(help="Id of the job.")],
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the body of its answer to this file.")] = None,
@@ -63,11 +63,14 @@ def show(
     if output is not None:
         if found["state"] != "done":
             raise UsageError(f"job {job} is {found['state']} and has no answer to write to {output}; leave -o out")
-        output.write_bytes(server.send("GET", path("jobs", job)).body())
+        answer = server.send("GET", path("jobs", job))
+        if answer.status != found["status"]:
+            raise server.refusal(answer.status, answer.body(), path("jobs", job))
+        output.write_bytes(answer.body())
     print_result(found, as_json, _show)
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def cancel(
     jobs: Ids = None, every: All = False, model: Model = None, as_json: AsJson = False, url: Url = None, config: Config = None
 ) -> None:
@@ -76,7 +79,7 @@ def cancel(
     print_result(_change(management(url, config), "DELETE", (), jobs, model, ("queued", "running")), as_json, _show_ids)
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def retry(
     jobs: Ids = None, every: All = False, model: Model = None, as_json: AsJson = False, url: Url = None, config: Config = None
 ) -> None:
@@ -107,7 +110,7 @@ def _change(
     changed = []
     for id in ids or [job["id"] for state in states for job in _jobs(server, model=model, state=state)]:
         try:
-            server.call(method, path("jobs", id, *verb))
+            server.call(method, path("jobs", id, *verb)).json()
         except RequestFailed as error:
             if ids or error.status not in (404, 409):
                 raise

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import Server, path
+from tsx_cli.common.client import AnswerCommand, Server, path
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
 from tsx_cli.common.output import human, print_json, print_result, print_table
@@ -24,12 +24,12 @@ app = typer.Typer(
 )
 
 
-@app.command("list")
+@app.command("list", cls=AnswerCommand)
 def list_models(as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
     """List all models with their versions."""
     server = management(url, config)
     names = [model["modelName"] for model in all_models(server)]
-    versions = {name: server.call("GET", path("models", name, "all")).json() for name in names}
+    versions = {name: server.call("GET", path("models", name, "all")).json(list) for name in names}
     if as_json:
         print_json([version for name in names for version in versions[name]])
         return
@@ -41,11 +41,11 @@ def list_models(as_json: AsJson = False, url: Url = None, config: Config = None)
     print_table(["model", "version", "default", "workers", "device", "batch size", "waiting", "archive"], rows)
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def describe(name: ModelName, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
     """Show one model: its versions, their workers, and why a worker could not load."""
     server = management(url, config)
-    answer = server.call("GET", path("models", name, version or "all")).json()
+    answer = server.call("GET", path("models", name, version or "all")).json(list)
     if as_json:
         print_json(answer)
         return
@@ -53,7 +53,7 @@ def describe(name: ModelName, version: Version = None, as_json: AsJson = False, 
         _print_version(each)
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def register(
     archive: Annotated[str, typer.Argument(help="File name of an archive in the server's model store.")],
     name: Annotated[str | None, typer.Option(help="Name to serve it under; by default the archive's.")] = None,
@@ -86,7 +86,7 @@ def register(
     _say(management(url, config).call("POST", query).json(), as_json)
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def replace(
     archive: Annotated[str, typer.Argument(help="File name of an archive in the server's model store.")],
     name: Annotated[str | None, typer.Option(help="Name of the model; by default the archive's.")] = None,
@@ -102,7 +102,7 @@ def replace(
     _say(management(url, config).call("POST", query).json(), as_json)
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def scale(
     name: ModelName,
     count: Annotated[int | None, typer.Argument(metavar="[WORKERS]", min=0, help="Number of workers.")] = None,
@@ -125,7 +125,7 @@ def scale(
     _say(management(url, config).call("PUT", query).json(), as_json)
 
 
-@app.command("set")
+@app.command("set", cls=AnswerCommand)
 def change(
     name: ModelName,
     values: Annotated[
@@ -142,7 +142,7 @@ def change(
     _say(management(url, config).call("PUT", path(*target, **_changes(values))).json(), as_json)
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def set_default(
     name: ModelName,
     version: Annotated[str, typer.Argument(help="Version that answers requests without a version.")],
@@ -154,19 +154,19 @@ def set_default(
     _say(management(url, config).call("PUT", path("models", name, version, "set-default")).json(), as_json)
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def unregister(name: ModelName, version: Version = None, as_json: AsJson = False, url: Url = None, config: Config = None) -> None:
     """Unregister a model and stop its workers; the archive stays in the model store."""
     target = path("models", name, *([] if version is None else [version]))
     _say(management(url, config).call("DELETE", target).json(), as_json)
 
 
-app.command("traffic")(traffic.traffic)
-app.command("label")(traffic.label)
-app.command("rollback")(traffic.rollback)
-app.command("record")(record.record)
-app.command("rollout")(rollout.rollout)
-app.command("shadow")(shadow.shadow)
+app.command("traffic", cls=AnswerCommand)(traffic.traffic)
+app.command("label", cls=AnswerCommand)(traffic.label)
+app.command("rollback", cls=AnswerCommand)(traffic.rollback)
+app.command("record", cls=AnswerCommand)(record.record)
+app.command("rollout", cls=AnswerCommand)(rollout.rollout)
+app.command("shadow", cls=AnswerCommand)(shadow.shadow)
 
 
 def _changes(values: list[str]) -> dict[str, str]:
@@ -198,7 +198,7 @@ def all_models(server: Server) -> list[dict[str, Any]]:
 def _default_version(server: Server, name: str, versions: list[dict[str, Any]]) -> str:
     if len(versions) == 1:
         return str(versions[0]["modelVersion"])
-    return str(server.call("GET", path("models", name)).json()[0]["modelVersion"])
+    return str(server.call("GET", path("models", name)).json(list)[0]["modelVersion"])
 
 
 def _row(answer: dict[str, Any], default: bool) -> list[object]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import path
+from tsx_cli.common.client import AnswerCommand, path
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Config, Url, management
 from tsx_cli.common.output import one_line, print_result
@@ -15,7 +15,7 @@ from tsx_cli.common.stages import PARTS, bar, milliseconds
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def explain(
     request_id: Annotated[str, typer.Argument(help="The x-request-id of the request's answer.")],
     as_json: AsJson = False,

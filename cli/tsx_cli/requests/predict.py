@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.json import JSON
 from rich.text import Text
 
-from tsx_cli.common.client import Response, Server, path
+from tsx_cli.common.client import AnswerCommand, Response, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, PredictedModel, Url, read_settings
 from tsx_cli.common.output import human, print_json
@@ -28,7 +28,7 @@ SHOWN_LABELS = 20
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def predict(
     model: PredictedModel,
     file: Annotated[str | None, typer.Argument(metavar="FILE|-", help="What to send; - reads standard input.")] = None,
@@ -105,7 +105,7 @@ def describe(response: Response) -> dict[str, object]:
         return {**answer, "base64": base64.b64encode(body).decode()}
     try:
         return {**answer, "answer": json.loads(text)}
-    except ValueError:
+    except (ValueError, RecursionError):
         return {**answer, "answer": text}
 
 
@@ -120,8 +120,8 @@ def show(response: Response, console: Console) -> None:
         return
     body = response.body()
     try:
-        value = json.loads(body)
-    except ValueError:
+        value = _harmless(json.loads(body))
+    except (ValueError, RecursionError):
         _show_unparsed(body, response.content_type, console)
         return
     if labels := as_probabilities(value):
@@ -129,7 +129,7 @@ def show(response: Response, console: Console) -> None:
         for label, probability in labels:
             console.print(Text(f"{escaped(label):<{width}}  {probability:7.2%}  "), Text("█" * round(probability * BAR), "green"), sep="")
     else:
-        console.print(JSON.from_data(_harmless(value), ensure_ascii=False))
+        console.print(JSON.from_data(value, ensure_ascii=False))
 
 
 def as_probabilities(value: object) -> list[tuple[str, float]]:

@@ -144,7 +144,7 @@ class Replay:
             self.answers[status] += 1
             self.latencies.append(time.monotonic() - due)
             self.alike += status == entry.status
-            if status >= 400 > entry.status > 0 and not self.refused:
+            if status >= 300 > entry.status > 0 and not self.refused:
                 self.refused = f"{status}: {self.server.refusal(status, body, target).message}"
         if entry.answer is not None:
             self._compare(entry, entry.answer, ComparedAnswer(status, headers, body), due - start)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tsx_cli.common.client import path
+from tsx_cli.common.client import AnswerCommand, path
 from tsx_cli.common.options import AsJson, Config, Url, management
 from tsx_cli.common.output import print_json, print_table
 from tsx_cli.common.stages import legend, milliseconds, strip
@@ -14,7 +14,7 @@ from tsx_cli.common.stages import legend, milliseconds, strip
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.command(cls=AnswerCommand)
 def slowest(
     model: Annotated[str | None, typer.Argument(help="Only requests of this model.")] = None,
     count: Annotated[int, typer.Option("--count", "-n", min=1, max=100, help="Number of requests to show.")] = 20,

@@ -23,7 +23,7 @@ ABOUT = ("model", "version", "worker", "request_id", "request_ids")
 
 
 # What steers a terminal, or shows text in another order than it has, or is none (a byte of a file's name). Lines and tabs stay.
-STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)")
+STEERS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]|\r(?!\n)")
 
 
 def escaped(text: str, characters: re.Pattern[str] = STEERS) -> str:

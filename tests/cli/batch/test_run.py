@@ -26,7 +26,7 @@ from tsx_cli.batch.rows import Position, Row, RowResult
 from tsx_cli.batch.run import BatchRun, MaxErrors
 from tsx_cli.batch.s3 import S3
 from tsx_cli.batch.stores import LONGEST_NAME, LocalStore, OutputStore, S3Store, file_name
-from tsx_cli.batch.writers import ENCODINGS, DirectoryWriter, FileWriter, JsonLinesEncoding, Writer
+from tsx_cli.batch.writers import ENCODINGS, CsvEncoding, DirectoryWriter, FileWriter, JsonLinesEncoding, Writer
 from tsx_cli.common.failure import CliError
 
 ROWS = 9
@@ -173,6 +173,17 @@ def test_rows_that_cannot_be_read_keep_their_place(tmp_path: Path, monkeypatch: 
     entries = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [entry["id"] for entry in entries] == [f"rows.jsonl:{number + 1}" for number in range(ROWS)]
     assert [entry.get("error", {}).get("message") for entry in entries] == [None, "odd", "odd", "odd"] * 2 + [None]
+
+
+def test_a_cell_of_csv_is_no_formula_and_bytes_stay_base64() -> None:
+    rows = [
+        RowResult(0, "=a", 200, "text/plain", b"=1+1"),
+        RowResult(1, "b", 200, "application/json", b"-0.5"),
+        RowResult(2, "c", 200, "application/octet-stream", b"\xf8\xf8\xf8"),
+        RowResult(3, "d", 500, "", b"", "@SUM(A1)"),
+    ]
+    lines = CsvEncoding().encode(rows).decode().splitlines()
+    assert lines == ["'=a,200,'=1+1,", "b,200,-0.5,", "c,200,+Pj4,", "d,500,,'@SUM(A1)"]
 
 
 def test_json_that_is_not_utf_8_does_not_break_its_line() -> None:

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
-from tests.cli.conftest import DIGITS, Run
+from tests.cli.conftest import DIGITS, Answering, Run
 from tests.runtime.conftest import make_settings, running_server
-from tsx_cli.common.client import Server, _failure, path
+from tsx_cli.common.client import RequestFailed, Response, Server, _failure, error_text, path
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.options import _served
+from tsx_cli.main import app
 
 
 @pytest.fixture
@@ -72,6 +75,82 @@ def test_what_comes_back_instead_of_an_answer_is_reported(answer: bytes, message
             Server(f"http://127.0.0.1:{listener.getsockname()[1]}").call("GET", "/ping")
         peer.join(10)
     assert message in caught.value.message
+
+
+COMMANDS = [
+    ["models", "list"],
+    *(["models", verb, "m"] for verb in ("describe", "register", "replace", "unregister", "rollback")),
+    *(["models", verb, "m"] for verb in ("traffic", "label", "rollout", "shadow", "record")),
+    ["models", "scale", "m", "1"],
+    ["models", "set", "m", "batch_size=2"],
+    ["models", "set-default", "m", "1"],
+    ["models", "rollout", "m", "2.0", "--watch"],
+    ["jobs", "list"],
+    ["jobs", "show", "j"],
+    ["jobs", "cancel", "j"],
+    ["jobs", "retry", "--all"],
+    ["explain", "r"],
+    ["slowest"],
+]
+BODIES = [b"<html>", b"[" * 100_000, b'"\xff"', b"null", b'"x"', b"1", b"[]"]
+PREDICTIONS = (["predict", "m", "--sample"], ["predict", "m", __file__])
+KEYS = ("models", "jobs", "requests", "milliseconds", "status", "traffic", "table", "log", "id")
+WRONG_TYPES = json.dumps(dict.fromkeys(KEYS, 1)).encode()
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_an_answer_that_is_not_the_json_that_is_read_is_an_error(body: bytes) -> None:
+    with pytest.raises(CliError, match="the server's answer cannot be read"):
+        Response.whole(body, "application/json").json()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_commands_say_what_they_cannot_read(run: Run, answering: Answering, command: list[str]) -> None:
+    shows_nothing = command == ["jobs", "cancel", "j"]
+    for body in (b"[1]",) if shows_nothing else (b"[1]", WRONG_TYPES):
+        ended = run(*command, "--url", answering(200, body))
+        assert (ended.code, ended.out) == (1, "")
+        assert ended.err.startswith("Error: the server's answer cannot be read (")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS], ids=" ".join)
+def test_a_redirect_fails_every_command(run: Run, answering: Answering, command: list[str]) -> None:
+    url = answering(301, b"", location="https://other/")
+    ended = run(*command, "--url", url)
+    assert (ended.code, ended.out) == (1, "")
+    assert f"Error: {url} answers /" in ended.err
+    assert "with 301 and names https://other/; give that server's address with --url" in ended.err
+
+
+def test_only_a_jobs_recorded_answer_is_written(run: Run, answering: Answering, tmp_path: Path) -> None:
+    record = json.dumps({"state": "done", "status": 404}).encode()
+    ended = run("jobs", "show", "j", "--output", "answer", "--url", answering(200, record))
+    assert (ended.code, (tmp_path / "answer").exists()) == (1, False)
+    assert ended.err.startswith("Error: the server answered 200 OK")
+
+
+@pytest.mark.parametrize("status", [204, 300, 304, 399])
+def test_only_a_status_of_2xx_is_success(answering: Answering, status: int) -> None:
+    server = Server(answering(status, b""))
+    if status < 300:
+        assert server.call("GET", "/ping").status == status
+        return
+    with pytest.raises(RequestFailed) as caught:
+        server.call("GET", "/ping")
+    assert caught.value.status == status
+
+
+def test_an_error_whose_text_is_nested_too_deeply_is_an_error_all_the_same() -> None:
+    assert _failure(500, b"[" * 100_000).status == 500
+    assert error_text(b"[" * 100_000) == "[" * 200
+
+
+def test_completion_offers_nothing_where_the_answer_is_none(answering: Answering) -> None:
+    complete = _served("management")
+    for body in (*BODIES, b"{}", b'{"models": 1}', b'{"models": [1]}'):
+        context = typer.Context(typer.main.get_command(app))
+        context.params = {"url": answering(200, body), "config": None}
+        assert complete(context, "") == []
 
 
 def test_a_traceback_in_an_error_stands_apart_from_its_message() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_cli.common.output import milliseconds, print_table
+from tsx_cli.common.output import csv_cell, milliseconds, print_table
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,13 @@ def test_the_head_and_the_title_of_a_table_are_text_and_no_markup(
     assert "http://[fe80::1]:8080\\x07" in printed
     assert "[b]1" in printed
     assert not terminal or "digits[/x]" in printed
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+cmd|' /C calc'!A0", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "-"])
+def test_a_spreadsheet_takes_no_text_for_a_formula(text: str) -> None:
+    assert csv_cell(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("value", ["", "a=1", "-1.5", "+2", "-3e-05", '{"a": 1}', -1.5, None, True])
+def test_numbers_and_other_texts_stay_as_they_are_in_a_cell(value: object) -> None:
+    assert csv_cell(value) == value

@@ -63,6 +63,12 @@ def test_an_answer_does_not_steer_the_terminal() -> None:
     assert "\x1b" not in shown
 
 
+def test_json_that_is_nested_too_deeply_is_text() -> None:
+    body = b"[" * 100_000
+    assert laid_out(body).replace("\n", "") == body.decode()
+    assert describe(answer(body))["answer"] == body.decode()
+
+
 def test_a_stream_of_text_may_part_a_character() -> None:
     console = Console(file=io.StringIO(), width=80)
     show(Response(200, {"content-type": "text/plain"}, iter(["é".encode()[:1], "é".encode()[1:]])), console)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.cli.conftest import Answering, Run
 from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.models import make_model
 from tsx_cli.requests.replay import _show
@@ -138,6 +139,14 @@ def test_requests_that_are_all_refused_now_are_no_success(run: Callable[..., Any
     assert (done.code, "answered 400" in done.out) == (1, True)
     assert "no request got the same answer as when it was recorded; the first got 400: Token Authorization failed." in done.err
     assert "commands send the setting inference_token, as in TSX_INFERENCE_TOKEN=TOKEN" in done.err
+
+
+def test_redirected_requests_are_no_success(run: Run, answering: Answering, tmp_path: Path) -> None:
+    recorded = Recorded(1.0, "1.0", "", (), b"x", 200, 0.1)
+    (tmp_path / "a.tsxrec").write_bytes(file_head("echo") + encode(recorded))
+    done = run("replay", "a.tsxrec", "--url", answering(301, b"", location="https://other/"))
+    assert (done.code, "answered 301" in done.out) == (1, True)
+    assert "no request got the same answer as when it was recorded" in done.err
 
 
 def test_what_cannot_be_sent_is_reported(run: Callable[..., Any], tmp_path: Path, free_ports: Callable[[int], list[int]]) -> None:

@@ -273,6 +273,16 @@ def test_a_text_that_is_no_unicode_does_not_cost_the_others_their_metrics():
     assert "Requests2XX" in samples
 
 
+def test_what_a_handler_names_stays_within_its_line_of_prometheus():
+    stats = Stats()
+    text = 'a"b\\c\nd{}#,=`%\x00\u2028'
+    stats.add_handler_metrics([{**delta(f"Read{text}", **{f"File{text}": text}), "unit": text}])
+    model = SimpleNamespace(versions={"1": version_with(stats)})
+    reading = Reading("host", [model], ResponseCounts(), [], {})
+    ((labels, _),) = samples_of(text_of(families_of(reading)))["Reada_b_c_d_________"]
+    assert labels["Filea_b_c_d_________"] == text
+
+
 def test_workers_that_were_replaced_are_counted_by_reason_and_are_no_restarts(start_server, until):
     def recycles():
         samples = samples_of(server.metrics.get("/metrics").text)

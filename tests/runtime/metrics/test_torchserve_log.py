@@ -16,7 +16,7 @@ from tsx_runtime.core.telemetry.metric_journal import BatchEntry, MetricJournal,
 from tsx_runtime.core.telemetry.version_stats import HandlerMetric, Stats
 from tsx_runtime.metrics.host import System, SystemMetric, parse_lines
 from tsx_runtime.metrics.response_counts import ResponseCounts
-from tsx_runtime.metrics.torchserve_log import TURN, MetricLog, metric_tasks
+from tsx_runtime.metrics.torchserve_log import TURN, MetricLog, _plain, metric_tasks
 from tsx_runtime.settings.schema import Settings
 
 VALUE = {"name": "A", "type": "gauge", "unit": "ms", "value": 1.0, "dimensions": {}}
@@ -71,6 +71,11 @@ def test_what_handlers_report_names_the_requests_of_its_batch(reported):
     assert [request for _, _, request in lines["PredictionTime"]] == ids
     assert lines["Seen"] == [(2, "ModelName:talker,Level:Model", ids[1])]
     assert lines["Took"] == [(3.5, "ModelName:talker,Level:Model", ids[1])]
+
+
+def test_a_word_of_a_handler_keeps_to_its_place_in_the_line():
+    assert _plain("Size") == "Size"
+    assert _plain('a,b|c#d:e"\n\0\u2028') == 'a_b_c_d_e"___'
 
 
 def test_the_machine_is_reported_with_units(reported):

@@ -61,7 +61,7 @@ class ServerProcess:
     def fetch(self, address: str, path: str) -> str:
         """Raises OSError."""
         try:
-            return Server(address, timeout=30).call("GET", path).body().decode()
+            return Server(address, timeout=30).call("GET", path).body().decode(errors="replace")
         except CliError as error:
             raise OSError(error.message) from error
 

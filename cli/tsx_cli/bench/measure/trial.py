@@ -141,7 +141,7 @@ class RunningCandidate:
             answer = self._ask(self.target.payloads[0])
         except CliError:
             return None
-        return 1000 * (time.perf_counter() - begun) if answer.status < 400 else None
+        return 1000 * (time.perf_counter() - begun) if answer.status < 300 else None
 
     def _ask(self, payload: Payload) -> ComparedAnswer:
         server = Server(self.server.inference, timeout=self.target.timeout)

@@ -11,6 +11,7 @@ from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.parts import Latency
 from tsx_cli.bench.model.results import Point, Results, Stages
 from tsx_cli.bench.report import shown
+from tsx_cli.common.output import csv_cell
 
 CONFIGURATION = tuple(field.name for field in fields(Configuration))
 STAGES = tuple(Stages.model_fields)
@@ -80,6 +81,4 @@ def _cell(value: object) -> object:
         return str(value).lower()
     if isinstance(value, float):
         return f"{value:.6g}"
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@"):
-        return f"'{value}"  # or a spreadsheet takes for a formula what a worker's error begins with
-    return value
+    return csv_cell(value)

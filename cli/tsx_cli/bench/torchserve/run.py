@@ -213,5 +213,5 @@ def _version(against: MeasuredServer | None) -> str:
     try:
         result = against.at().call("OPTIONS", "/").json()["info"]
         return f"{str(result['title']).removesuffix(' APIs')} {result['version']} at {against.inference}"
-    except (CliError, ValueError, KeyError, TypeError):
+    except (CliError, KeyError, TypeError):
         return against.inference

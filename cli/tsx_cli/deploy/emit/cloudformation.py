@@ -14,7 +14,8 @@ from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.sagemaker import forms as sagemaker
 from tsx_cli.deploy.spec import Canary, DeploySpec
 
-ACCOUNT, REGION = "${AWS::AccountId}", "${AWS::Region}"
+# These stand for values that the stack has. An archive's name holds no NUL, and so none of them.
+ACCOUNT, REGION, IMAGE = "\0AccountId\0", "\0Region\0", "\0Image\0"
 OWN = "Tsx::"  # kinds that CloudFormation does not have
 NAMED = {  # the property that holds a resource's name
     "AWS::CloudWatch::Alarm": "AlarmName",
@@ -56,7 +57,6 @@ OUTPUTS = (  # name, the id of a resource, its attribute
     ("LogGroup", "LogGroup", "Ref"),
 )
 CANARY_ROLE = "arn:${AWS::Partition}:iam::aws:policy/service-role/AWSCodeDeployRoleForLambdaLimited"
-IMAGE = "TSX-IMAGE"  # stands for the parameter's value, as the name of an image is part of no other text
 NEEDS_NOTE = (
     "aws cloudformation deploy --template-file template.yaml --stack-name {name}, with --parameter-overrides for the parameters at its top"
 )
@@ -68,6 +68,9 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
         raise UsageError(
             "--emit cloudformation: the models of a multi-model endpoint are files in S3, and CloudFormation uploads none: use tsx deploy"
         )
+    if "{{resolve:" in (named := f"{facts.model_name}/{facts.model_version}"):
+        why = f"a stack would look up what '{named}' names; pack the archive under another name"
+        raise UsageError(f"--emit cloudformation: {why}")
     there = replace(facts, account=ACCOUNT, region=REGION, image=spec.image or IMAGE)
     resources = (sagemaker if spec.target == "sagemaker" else aws_lambda).resources(spec, there)
     parameters: dict[str, Any] = {}
@@ -91,7 +94,7 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
         names = {"ApplicationName": {"Ref": "CanaryApplication"}, "DeploymentGroupName": {"Ref": "CanaryGroup"}}
         entries["Alias"]["UpdatePolicy"] = {"CodeDeployLambdaAliasUpdate": names}
     outputs = {name: {"Value": _written(Ref(id, attribute), {})} for name, id, attribute in OUTPUTS if id in entries}
-    head = {"AWSTemplateFormatVersion": "2010-09-09", "Description": f"{spec.name}: {facts.model_name}/{facts.model_version} by tsx deploy"}
+    head = {"AWSTemplateFormatVersion": "2010-09-09", "Description": f"{spec.name}: {named} by tsx deploy"}
     return {**head, **({"Parameters": parameters} if parameters else {}), "Resources": entries, "Outputs": outputs}
 
 
@@ -177,7 +180,9 @@ def _written(value: Any, replaced: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
         if value in replaced:
             return replaced[value]
-        return {"Fn::Sub": value} if "${AWS::" in value else value
+        text = value.replace("${", "${!").replace(ACCOUNT, "${AWS::AccountId}")
+        text = text.replace(REGION, "${AWS::Region}")
+        return {"Fn::Sub": text} if ACCOUNT in value or REGION in value else value
     return value
 
 

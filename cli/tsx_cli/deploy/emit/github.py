@@ -53,6 +53,8 @@ def workflow(spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str])
         "words": shlex.join([archive, *which, *words]),
         "which": shlex.join(which),
     }
+    for key in ("archive", "directory", "context", "slo", "fail_if", "words", "which"):
+        values[key] = str(values[key]).replace("${{", "${{ '${{' }}")  # GitHub evaluates no value
     (text,) = render_tree("github", values, marks="[[ ]]").values()
     access = AWS if spec.target != "kubernetes" else f"{CLUSTER}; for ECR, {AWS}" if ".dkr.ecr." in registry else CLUSTER
     return {f".github/workflows/{spec.name}.yml": text}, NEXT.format(access=access, environment=own.environment)

@@ -80,6 +80,7 @@ def chart(spec: DeploySpec, facts: Facts, image: str, names: Mapping[str, str]) 
         "type": "application",
         "version": "0.1.0",
         "appVersion": facts.model_version,
+        "annotations": {"tsx/model": f"{facts.model_name}/{facts.model_version}"},
     }
     wanted = values(spec, image)
     text = "\n".join(f"{indent(fill(VALUES[key], 118), '# ')}\n{yaml_text([{key: value}])}" for key, value in wanted.items())

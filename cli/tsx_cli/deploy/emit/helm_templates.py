@@ -20,7 +20,11 @@ RELEASE = {
 }  # that manifests are made with
 NAME, NAMESPACE = RELEASE
 TOKEN = re.compile(r"^( *)(- (?=TSX\d+X: null))?(?:- )?(TSX\d+X)(?:: null)?$|(TSX\d+X)", re.MULTILINE)  # lines of its own, or a value
-OWNER = {"metadata labels app.kubernetes.io/managed-by": "{{ .Release.Service }}"}
+MODEL = '{{ index .Chart.Annotations "tsx/model" | toJson }}'  # templates hold no archive's name
+OWNER = {
+    "metadata labels app.kubernetes.io/managed-by": "{{ .Release.Service }}",
+    "metadata annotations tsx/model": MODEL,
+}
 POD = "spec template spec"
 CONTAINER = f"{POD} containers 0"
 VARIABLES = """
@@ -92,6 +96,7 @@ PLACES: Mapping[str, Places] = {
         "spec replicas": 'if not (include "CHART.scales" .) then {{ int .Values.replicas }}',
         "spec progressDeadlineSeconds": "{{ add .Values.startupTimeout 60 }}",
         "spec template metadata labels app.kubernetes.io/managed-by": "{{ .Release.Service }}",
+        "spec template metadata annotations tsx/model": MODEL,
         f"{POD} terminationGracePeriodSeconds": "{{ int .Values.grace }}",
         f"{POD} volumes 0 emptyDir sizeLimit": "{{ .Values.disk }}",
         f"{POD} volumes 1 emptyDir sizeLimit": "{{ .Values.sharedMemory }}",

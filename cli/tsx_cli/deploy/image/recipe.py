@@ -178,7 +178,7 @@ def _rendered(spec: DeploySpec, facts: Facts, local: Local, archive: str, copied
         "requirements": bool(facts.requirements),
         "hashed": "--hash" in facts.requirements,
         "archive": archive,
-        "model": f"{facts.model_name}/{facts.model_version}",
+        "model": re.sub(r'(["$\\])', r"\\\1", f"{facts.model_name}/{facts.model_version}"),
         "sha256": facts.sha256,
         "uid": UID,
         "locks": [f"locked-{name}.txt" for name in texts if name in installed],

@@ -207,6 +207,6 @@ def _counters(cloud: Cluster, name: str) -> dict[str, Counters]:
     counters = {}
     for pod in pods:
         with cloud.forwarded(f"pod/{pod}", METRICS) as address:
-            text = Server(address, token, role="management", timeout=EVERY).call("GET", "/metrics").body().decode()
+            text = Server(address, token, role="management", timeout=EVERY).call("GET", "/metrics").body().decode(errors="replace")
         counters[pod] = read_counters(text)
     return counters

@@ -9,7 +9,7 @@ from typing import Any
 
 from tsx_cli.bench.report import facts, page_template
 from tsx_cli.bench.report.markdown import plain, table
-from tsx_cli.common.output import milliseconds, one_line, print_table
+from tsx_cli.common.output import csv_cell, milliseconds, one_line, print_table
 from tsx_cli.common.run_directory import write_files
 from tsx_cli.optimize.report.figures import charts, scatter
 from tsx_cli.optimize.report.lines import COLUMNS, best_line, heading, name_and_state, subtitle, table_lines, tiles, title
@@ -81,7 +81,7 @@ def csv_text(results: OptimizeResults) -> str:
     rows = [row for form in (results.reference, *results.forms) for row in _rows(form.model_dump(exclude={"sizes", "guard"}), form)]
     writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
     return file.getvalue()
 
 

@@ -20,7 +20,7 @@ from math import prod
 from pathlib import Path
 from typing import IO, Any, NamedTuple, TypeAlias
 
-from tsx_client.errors import extra
+from tsx_client.errors import extra, reading
 
 FileInput: TypeAlias = "bytes | str | os.PathLike[str] | IO[bytes] | Any"  # Any: an image of PIL
 HEAD_LENGTH = "inference-header-content-length"  # of the protocol: bytes of JSON before those of the tensors
@@ -39,8 +39,10 @@ class Signature(NamedTuple):
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> Signature:
-        tensors = {each["name"]: (each["datatype"], each["shape"]) for each in metadata.get("inputs", ())}
-        return cls((metadata.get("parameters") or {}).get("input"), tensors)
+        inputs = metadata.get("inputs", ())
+        tensors = {str(spec["name"]): (str(spec["datatype"]), list(spec["shape"])) for spec in inputs}
+        kind = (metadata.get("parameters") or {}).get("input")
+        return cls(None if kind is None else str(kind), tensors)
 
     @property
     def names(self) -> list[str]:
@@ -79,15 +81,16 @@ def encode(signature: Signature, payload: Any, inputs: Mapping[str, Any]) -> Con
 def decode(headers: Mapping[str, str], body: bytes) -> Any:
     """JSON as values, text as str, tensors by name, anything else as bytes. What names no type is JSON where it is written so."""
     kind = headers.get("content-type", "").partition(";")[0]
-    if HEAD_LENGTH in headers:
-        length = int(headers[HEAD_LENGTH])
-        return _outputs(json.loads(body[:length]), body[length:])
-    if kind == "application/json":
-        return json.loads(body)
-    if not kind and body[:1] in (b"{", b"["):
-        with suppress(ValueError):
+    with reading(f"The answer of {len(body)} bytes, of type {kind or 'unknown'},"):
+        if HEAD_LENGTH in headers:
+            length = int(headers[HEAD_LENGTH])
+            return _outputs(json.loads(body[:length]), body[length:])
+        if kind == "application/json":
             return json.loads(body)
-    return body.decode() if kind.startswith("text/") else body
+        if not kind and body[:1] in (b"{", b"["):
+            with suppress(ValueError, RecursionError):
+                return json.loads(body)
+        return body.decode() if kind.startswith("text/") else body
 
 
 def _single(value: Any, kind: str | None) -> Content:

@@ -6,6 +6,7 @@ runs to its end at once.
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import ssl
@@ -19,7 +20,7 @@ import anyio
 import httpx
 
 from tsx_client.bodies import Content, Signature, decode, encode
-from tsx_client.errors import ClientError, StreamInterrupted, extra
+from tsx_client.errors import ClientError, StreamInterrupted, extra, reading
 from tsx_client.exchange import Deadline, Retry, exchange
 from tsx_client.streams import Piece, Pieces
 
@@ -119,10 +120,13 @@ class Core:
                 yield piece
 
     async def _metadata(self, model: str, version: str | None) -> dict[str, Any]:
-        return dict(await self._get(_path("/v2/models", model, "/versions", version), Deadline(self.timeout)))
+        path = _path("/v2/models", model, "/versions", version)
+        return await self._get(path, Deadline(self.timeout), dict.copy)
 
     async def _model_names(self) -> list[str]:
-        return list((await self._get("/v1/models", Deadline(self.timeout)))["models"])
+        deadline = Deadline(self.timeout)
+        names = await self._get("/v1/models", deadline, lambda answer: list.copy(answer["models"]))
+        return list(map(str, names))
 
     async def _call(
         self, model: str, payload: Any, version: Text, timeout: Seconds, headers: Headers, inputs: Mapping[str, Any]
@@ -130,16 +134,19 @@ class Core:
         deadline = Deadline(self.timeout if timeout is None else timeout)
         signature = Signature()
         if inputs or hasattr(payload, "__array__"):
-            signature = self._signatures.get((model, version)) or Signature.of(
-                await self._get(_path("/v2/models", model, "/versions", version), deadline)
-            )
+            path = _path("/v2/models", model, "/versions", version)
+            known = self._signatures.get((model, version))
+            signature = await self._get(path, deadline, Signature.of) if known is None else known
             self._signatures[model, version] = signature
         content = encode(signature, payload, inputs)
         return await self._exchange(lambda: self._request(model, version, content, headers or {}), deadline), deadline
 
-    async def _get(self, path: str, deadline: Deadline) -> Any:
+    async def _get(self, path: str, deadline: Deadline, read: Callable[[Any], ResultT]) -> ResultT:
+        """What `read` makes of the server's JSON. Raises InvalidAnswer for JSON of another form."""
         response = await self._exchange(lambda: self._http.build_request("GET", path), deadline)
-        return decode(response.headers, b"".join([part async for part in _parts(response, deadline)]))
+        body = b"".join([part async for part in _parts(response, deadline)])
+        with reading(f"The answer to GET {path}"):
+            return read(json.loads(body))
 
     async def _exchange(self, new_request: Callable[[], httpx.Request], deadline: Deadline) -> httpx.Response:
         return await exchange(new_request, self.retry, deadline, lambda request: self._http.send(request, stream=True), self._sleep)

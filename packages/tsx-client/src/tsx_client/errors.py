@@ -4,8 +4,9 @@ ClientError
 ├── ConnectionFailed      no server answered, or the connection was lost
 ├── DeadlineExceeded      `timeout` has passed
 ├── StreamInterrupted     an answer that had begun did not end
+├── InvalidAnswer         an answer is not what its headers or the protocol say
 └── RequestFailed         the server's answer is an error: `status`, `type`, `message`, `request_id`
-    ├── InvalidRequest    another 4xx
+    ├── InvalidRequest    another 3xx or 4xx
     ├── AccessDenied      401, 403, or a wrong token
     ├── NotFound          404: no such model, version or path
     ├── Overloaded        429 or 503: `retry_after` says when to come again
@@ -15,11 +16,15 @@ ClientError
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from importlib import import_module
 from time import time
 from typing import Any
+
+BROKEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class ClientError(Exception): ...
@@ -39,6 +44,9 @@ class DeadlineExceeded(ClientError):
 
 class StreamInterrupted(ClientError):
     """The pieces so far are valid."""
+
+
+class InvalidAnswer(ClientError): ...
 
 
 class RequestFailed(ClientError):
@@ -65,6 +73,15 @@ class Overloaded(RequestFailed): ...
 
 
 class ServerError(RequestFailed): ...
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Turn what a broken answer raises into InvalidAnswer."""
+    try:
+        yield
+    except (*BROKEN, struct.error) as error:
+        raise InvalidAnswer(f"{what} cannot be read ({type(error).__name__}: {error})") from error
 
 
 def extra(module: str, install: str) -> Any:

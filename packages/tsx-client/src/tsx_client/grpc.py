@@ -55,7 +55,8 @@ class GrpcCalls:
             headers = _headers(await initial if self._is_async else initial)
         except grpc.RpcError as error:
             return _failure(error, request)
-        return httpx.Response(int(headers.get("x-http-status", 200)), headers=headers, stream=_Messages(first, call), request=request)
+        text = headers.get("x-http-status", "200")[:3]
+        return httpx.Response(int(text) if text.isdecimal() else 502, headers=headers, stream=_Messages(first, call), request=request)
 
     async def aclose(self) -> None:
         closing = self._channel.close()

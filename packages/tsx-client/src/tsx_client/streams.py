@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
-from tsx_client.errors import StreamInterrupted, words_of
+from tsx_client.errors import InvalidAnswer, StreamInterrupted, reading, words_of
 
 _LINE_END = re.compile("\r\n|\n|\r")  # and no other, such as that of U+2028, which JSON may hold
 _EVENT_END = re.compile("\r\n\r\n|\n\n|\r\r")
@@ -22,7 +22,8 @@ class Event(NamedTuple):
     id: str = ""
 
     def json(self) -> Any:
-        return json.loads(self.data)
+        with reading(f"The event of {len(self.data)} characters"):
+            return json.loads(self.data)
 
 
 Piece: TypeAlias = "Event | str | bytes"
@@ -60,7 +61,7 @@ def _is_error(event: Event) -> bool:
         return False
     try:
         return bool(event.json()["error"])
-    except (ValueError, RecursionError):
+    except InvalidAnswer:
         return False
 
 

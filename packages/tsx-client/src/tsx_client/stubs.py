@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import keyword
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
 from tsx_client.bodies import Signature
 from tsx_client.client import Client
+from tsx_client.errors import reading
 
-HEAD = '''\
-"""The models of {url}. Made by `tsx client generate`: make it anew when they change."""
+HEAD = """\
+{text}
 
 # ruff: noqa: E501
 
@@ -23,11 +25,11 @@ from tsx_client import FileInput
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-'''
-MODEL = '''
+"""
+MODEL = """
 
 class {name}(tsx_client.Model["Client"]):
-    """{text}"""
+    {text}
 
     if TYPE_CHECKING:
 
@@ -36,13 +38,13 @@ class {name}(tsx_client.Model["Client"]):
 
 
 class Async{name}(tsx_client.Model["AsyncClient"]):
-    """{text}"""
+    {text}
 
     if TYPE_CHECKING:
 
         async def predict(self, {arguments}) -> Any: ...
         def stream(self, {arguments}) -> AsyncIterator[tsx_client.Event | str | bytes]: ...
-'''
+"""
 CLIENT = """
 
 class {prefix}Models(tsx_client.Models["{prefix}Client"]):
@@ -54,24 +56,34 @@ class {prefix}Client(tsx_client.{prefix}Client):
 """
 TYPES = {"text": "str", "image": "FileInput", "file": "FileInput", "json": "Any"}
 OPTIONS = "version: str | None = None, timeout: float | None = None, headers: dict[str, str] | None = None"
+TAKEN = {"self", "version", "timeout", "headers"}  # arguments of `predict` beside a model's inputs
 
 
 def generate(client: Client) -> str:
-    return render(client.url, {name: client.metadata(name) for name in client.model_names()})
+    with reading("The list of models or their metadata"):
+        return render(client.url, {name: client.metadata(name) for name in client.model_names()})
 
 
 def render(url: str, models: Mapping[str, Mapping[str, Any]]) -> str:
-    """`models`: the metadata of each, by name. A name that is none of Python's is left to `client.models["its-name"]`."""
-    named = {name: found for name, found in sorted(models.items()) if name.isidentifier() and not keyword.iskeyword(name)}
-    text = HEAD.format(url=url)
+    """Write the models' metadata with `repr`, and names as identifiers, or leave them out."""
+    named = {name: metadata for name, metadata in sorted(models.items()) if _is_identifier(name)}
+    title = f"The models of {url}. Made by `tsx client generate`: make it anew when they change."
+    text = HEAD.format(text=repr(title))
     for name, metadata in named.items():
-        versions = ", ".join(metadata.get("versions", ()))
         signature = Signature.of(metadata)
-        text += MODEL.format(name=_class(name), text=f"Versions {versions}." + _described(signature), arguments=_arguments(signature))
+        versions = ", ".join(metadata.get("versions", ()))
+        about = repr(f"Versions {versions}." + _described(signature))
+        text += MODEL.format(name=_class(name), text=about, arguments=_arguments(signature))
     for prefix in ("", "Async"):
         lines = [f"    {name}: {prefix}{_class(name)}\n" for name in named]
         text += CLIENT.format(prefix=prefix, models="".join(lines) or "    pass\n")
     return text
+
+
+def _is_identifier(name: str) -> bool:
+    """Whether this is a name of Python's, spelled as Python reads it."""
+    normal = unicodedata.normalize("NFKC", name) == name and not name.startswith("__")
+    return name.isidentifier() and normal and not keyword.iskeyword(name)
 
 
 def _class(name: str) -> str:
@@ -84,7 +96,7 @@ def _described(signature: Signature) -> str:
 
 def _arguments(signature: Signature) -> str:
     kind = "Any" if signature.tensors else TYPES.get(signature.kind or "", "Any")
-    names = [name for name in signature.names if name.isidentifier() and not keyword.iskeyword(name)]
-    if not names:
+    names = signature.names
+    if not names or TAKEN & set(names) or not all(map(_is_identifier, names)):
         return f"payload: Any = None, /, *, {OPTIONS}, **inputs: Any"
     return f"*, {', '.join(f'{name}: {kind}' for name in names)}, {OPTIONS}"

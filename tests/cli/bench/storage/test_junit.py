@@ -57,7 +57,7 @@ def test_a_server_that_falls_behind_or_fails_requests_is_a_failure() -> None:
 
 def test_the_file_is_junit_xml(tmp_path: Path) -> None:
     found = results(slo="p99<1ms")
-    found.model.name = "<a&b>\x1b"
+    found.model.name = "<a&b>\x1b\0\ufffe]]>"
     write_junit(str(tmp_path / "out.xml"), bound_cases(found), found)
     root = ElementTree.parse(tmp_path / "out.xml").getroot()
     (suite,) = root
@@ -66,7 +66,7 @@ def test_the_file_is_junit_xml(tmp_path: Path) -> None:
     for each in (root, suite):
         assert (each.get("tests"), each.get("failures"), each.get("errors"), each.get("time")) == ("3", "1", "0", "581.000")
     assert {case.tag for case in suite} == {"testcase"}
-    assert suite[0].get("classname") == "<a&b>\\x1b 1.0"
+    assert suite[0].get("classname") == "<a&b>\\x1b\\x00\\ufffe]]> 1.0"
     (failure,) = suite.iter("failure")
     assert failure.get("message") == failure.text
     assert str(failure.text).startswith("p99 is ")

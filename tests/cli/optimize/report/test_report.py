@@ -67,7 +67,9 @@ def results(*, best: str | None = "openvino-int8") -> OptimizeResults:
 
 
 def test_the_files_hold_every_form_and_escape_what_is_not_ours(tmp_path: Path) -> None:
-    write_report(results(), tmp_path)
+    hostile = results()
+    hostile.forms[2].reason = "=cmd|' /C calc'!A0"
+    write_report(hostile, tmp_path)
     page, text = (tmp_path / "report.html").read_text(), (tmp_path / "report.md").read_text()
     for name in ("bf16", "openvino-int8", "onnx", "int8-dynamic", "cuda-graphs"):
         assert name in page
@@ -80,6 +82,7 @@ def test_the_files_hold_every_form_and_escape_what_is_not_ours(tmp_path: Path) -
     assert "forms: [openvino-int8]" in page
     assert json.loads((tmp_path / "results.json").read_text())["best"] == "openvino-int8"
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
+    assert {row["reason"] for row in rows if row["name"] == "onnx"} == {"'=cmd|' /C calc'!A0"}
     assert {(row["name"], row["batch_size"]) for row in rows} >= {("reference", "1"), ("bf16", "8"), ("cuda-graphs", "")}
 
 

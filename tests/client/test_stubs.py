@@ -1,0 +1,57 @@
+"""The Python that `generate` writes: whatever a server says, it names models and runs nothing."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_client.stubs import render
+
+CODE = 'x"""\n    __import__("os").system("exit")\n    """'
+ODD = [CODE, "a'b", "{name}", "a\nb", "\\", "\0", "\u2028", "class", "ﬁ", "__debug__", "self"]
+TEXTS = st.text() | st.sampled_from(ODD)
+SHAPES = st.lists(TEXTS | st.integers())
+TENSORS = st.fixed_dictionaries({"name": TEXTS, "datatype": TEXTS, "shape": SHAPES})
+METADATA = st.fixed_dictionaries(
+    {
+        "versions": st.lists(TEXTS, max_size=2),
+        "inputs": st.lists(TENSORS, max_size=3),
+        "parameters": st.none() | st.fixed_dictionaries({"input": TEXTS}),
+    }
+)
+
+
+@given(st.dictionaries(TEXTS, METADATA, max_size=3), TEXTS)
+def test_a_file_holds_names_and_texts_alone(models: dict[str, dict[str, Any]], url: str) -> None:
+    written = render(url, models)
+    compile(written, "stubs.py", "exec")
+    tree = ast.parse(written)
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Call | ast.Assign)]
+    assert [node.lineno for node in tree.body if isinstance(node, ast.Expr)] == [1]
+
+
+@pytest.mark.parametrize("place", ["name", "datatype", "shape", "version", "kind"])
+def test_code_of_a_server_is_text(place: str) -> None:
+    tensor = {"name": "x", "datatype": "FP32", "shape": [1]}
+    metadata: dict[str, Any] = {"versions": ["1"], "inputs": [], "parameters": {}}
+    if place == "version":
+        metadata["versions"] = [CODE]
+    elif place == "kind":
+        metadata["parameters"] = {"input": CODE}
+    else:
+        metadata["inputs"] = [tensor | {place: [CODE] if place == "shape" else CODE}]
+    written = render("http://a", {"m": metadata})
+    calls = [node for node in ast.walk(ast.parse(written)) if isinstance(node, ast.Call)]
+    assert (calls, "class MModel" in written) == ([], True)
+
+
+@pytest.mark.parametrize("name", ["self", "version", "timeout", "a-b", "class", "ﬁ", "__debug__"])
+def test_an_input_that_no_argument_can_be_named_after_is_given_by_name(name: str) -> None:
+    inputs = [{"name": each, "datatype": "FP32", "shape": [1]} for each in ("x", name)]
+    written = render("http://a", {"m": {"versions": ["1"], "inputs": inputs}})
+    assert "payload: Any = None, /, *, version: str | None" in written
+    assert ", **inputs: Any) -> Any: ..." in written
