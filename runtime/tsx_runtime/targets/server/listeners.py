@@ -36,6 +36,7 @@ class Listener:
         self.roles = roles
         self._passed = passed
         self._file: os.stat_result | None = None  # of a unix socket
+        self.is_handed_over = False
         if passed is not None:
             self.address, self.sock = address, passed.sock
         elif address.scheme == "unix":
@@ -67,6 +68,7 @@ class Listener:
     def hand_over(self) -> None:
         """Another server has the socket from now on, and its file."""
         self._file = None
+        self.is_handed_over = True
 
     def take_over(self) -> None:
         """The server that passed the socket has let go of it. Raises SettingError."""

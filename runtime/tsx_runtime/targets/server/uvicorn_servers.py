@@ -21,6 +21,7 @@ from tsx_runtime.targets.server.grpc_listeners import Port
 from tsx_runtime.targets.server.listeners import BACKLOG, Listener
 from tsx_runtime.targets.server.tls_transport import TlsListener
 
+LAST_REQUESTS_S = 0.1  # in which requests on connections that were accepted at last still arrive
 LAST_WORDS = 5  # seconds that clients may take to read their errors once the time to drain is over
 
 
@@ -139,16 +140,16 @@ class _Server(uvicorn.Server):
         self._tls = tls if listener.address.scheme == "https" else None
         self._handshake_timeout = settings.header_timeout
         self._relays = relays if self._tls is not None else None
+        self._accept: Callable[[], asyncio.BaseProtocol] = self._connection
+        if self._tls is not None:
+            self._accept = TlsListener(self._tls, self._connection, self._handshake_timeout)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        connection: Callable[[], asyncio.BaseProtocol] = self._connection
         if self._relays is not None:
             self._relays.serve(self.listener, self._connection)
         else:
-            if self._tls is not None:
-                connection = TlsListener(self._tls, connection, self._handshake_timeout)
-            server = await asyncio.get_running_loop().create_server(connection, sock=self.listener.sock, backlog=BACKLOG)
+            server = await asyncio.get_running_loop().create_server(self._accept, sock=self.listener.sock, backlog=BACKLOG)
             self.servers.append(server)
         self.up.set()
 
@@ -161,10 +162,31 @@ class _Server(uvicorn.Server):
         self.end_connections(after_next=True)
 
     async def end(self, running: Awaitable[None]) -> None:
-        if self._relays is not None:  # before the connections are told: none may come behind that
+        if not self.listener.is_handed_over:
+            await self._stop_listening()
+        elif self._relays is not None:  # before the connections are told: none may come behind that
             await self._relays.stop(self.listener)
         self.should_exit = True
         await running
+
+    async def _stop_listening(self) -> None:
+        """Accept the connections that clients have made already, then close the socket: the system resets what waits at one that closes."""
+        loop = asyncio.get_running_loop()
+        with contextlib.closing(self.listener.sock.dup()) as listening:
+            listening.setblocking(False)
+            if self._relays is not None:
+                await self._relays.stop(self.listener)
+            for server in self.servers:
+                server.close()
+            await asyncio.sleep(0)  # uvloop closes its descriptor at the end of a turn
+            accepted = []
+            with contextlib.suppress(OSError):  # BlockingIOError: no more
+                while True:
+                    accepted.append(listening.accept()[0])
+        for connection in accepted:
+            connection.setblocking(False)
+            await loop.connect_accepted_socket(self._accept, connection)
+        await asyncio.sleep(LAST_REQUESTS_S)
 
     def end_connections(self, *, after_next: bool) -> None:
         """Those that wait for nothing end now, or after their next answer; the others with the present one."""
