@@ -340,7 +340,8 @@ def _build_app(
     if "inference" in roles:
         app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, settings.server_timing_share)
         app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
-        app.idempotency = Idempotency(None if jobs is None else jobs.keyed_runs, limit, largest, guards.inference, counts)
+        runs, credentials = None if jobs is None else jobs.keyed_runs, registry.hidden_headers.seen_credentials
+        app.idempotency = Idempotency(runs, limit, largest, guards.inference, counts, credentials)
         if jobs is not None:
             app.add_routes(precomputed.build_router(jobs))
             app.guards["predictions"] = guards.inference

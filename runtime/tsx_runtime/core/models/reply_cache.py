@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tsx_archiver.metadata.caching import CacheConfig
 from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
+from tsx_runtime.core.isolation.hidden_credentials import USERS
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Flow, Job, ObservedJob
 from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch
@@ -26,7 +27,7 @@ OVERHEAD = 500  # bytes of an entry beside its answer
 TELLING = (
     *(b"accept", b"content-encoding", b"content-type", wire.TENSORS_HEAD),
     *(b"describe", b"explain", b"url_path", b"x-tsx-protocol"),
-    *map(str.encode, CREDENTIALS),
+    *map(str.encode, (*CREDENTIALS, *USERS)),
 )
 _NOT_LOOKED_UP = re.compile(rb"^(range:|cache-control:.*no-(cache|store))", re.IGNORECASE | re.MULTILINE)  # in a request's headers
 _NOT_STORED = re.compile(rb"^(set-cookie:|cache-control:.*(no-cache|no-store|private))", re.IGNORECASE | re.MULTILINE)  # an answer's

@@ -19,6 +19,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from tsx_runtime.api import samples
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.describe import memory_of
+from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
@@ -65,7 +66,7 @@ PACKED = HEADERS | VARIED | {"content-encoding": "gzip"}
 PREDICT = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
 VERBS = ("POST", "PUT")  # none with which a browser shows what it gets: the page sends the first, `curl -T` the second
-SECRET = (b"authorization", b"cookie")  # of the page's own; no handler's business
+SECRET = frozenset(map(str.encode, CREDENTIALS))  # of the page itself; no handler sees them
 CONFINED = DATA_HEADERS | {"content-security-policy": "sandbox; default-src 'none'"}  # an answer is data, whatever its handler calls it
 OVER_ORIGIN = frozenset({b"set-cookie", b"clear-site-data", b"strict-transport-security"})  # what would change more than this answer
 

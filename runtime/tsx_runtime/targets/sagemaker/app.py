@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -143,7 +143,8 @@ class SageMakerApp:
         most = self.registry.settings.max_response_size
         given = accepted_form(_header(headers, b"accept") or self.environment.accept.encode("latin-1", "replace"), form)
         given = ROWS if form is ROWS else given
-        job_of = _job_maker(scope, target, form, route, partial(_line, given))
+        hidden = self.registry.hidden_headers.of(route.name)
+        job_of = _job_maker(scope, target, form, route, hidden, partial(_line, given))
         try:
             answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, most))
         except LineFailed as failure:
@@ -209,11 +210,17 @@ def _given_up(version: ModelVersion) -> str:
 
 
 def _job_maker(
-    scope: Scope, target: Target, form: LineFormat, route: Route, line_of: Callable[[LineAnswer], bytes]
+    scope: Scope,
+    target: Target,
+    form: LineFormat,
+    route: Route,
+    hidden: Collection[bytes],
+    line_of: Callable[[LineAnswer], bytes],
 ) -> Callable[[int, bytes], tuple[WaitingJob, Callable[[LineAnswer], bytes]]]:
     headers: list[Pair] = scope["headers"]
     priority, timeout_ms = priority_and_timeout(headers)
-    kept = [pair for pair in as_sent(scope) if pair[0].lower() not in (b"content-type", b"content-length", b"transfer-encoding")]
+    left_out = {b"content-type", b"content-length", b"transfer-encoding", *hidden}
+    kept = [pair for pair in as_sent(scope) if pair[0].lower() not in left_out]
 
     @cache
     def rest(kind: bytes) -> bytes:

@@ -18,7 +18,7 @@ import pytest
 from tests.support.models import make_model
 from tsx_runtime.api import samples
 from tsx_runtime.core.workers.worker import Worker
-from tsx_runtime.http.ui.routes import FOLDER, files
+from tsx_runtime.http.ui.routes import FOLDER, files, without_secrets
 
 SECRET = "management-secret"
 BEARER = {"authorization": f"Bearer {SECRET}"}
@@ -231,6 +231,11 @@ def test_no_handler_sees_the_management_token(locked: Any) -> None:
     names = {name.lower() for name in answer.json()["headers"]}
     assert not names & {"authorization", "cookie"}
     assert "X-Mine" in answer.json()["headers"]
+
+
+@pytest.mark.parametrize("name", [b"authorization", b"proxy-authorization", b"cookie"])
+def test_no_credential_of_the_page_reaches_a_handler(name: bytes) -> None:
+    assert without_secrets({"headers": [(name, b"secret"), (b"x-mine", b"1")]})["headers"] == [(b"x-mine", b"1")]
 
 
 @pytest.mark.parametrize("piecewise", [False, True])
