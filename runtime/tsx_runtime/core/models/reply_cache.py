@@ -30,6 +30,7 @@ TELLING = (
     *map(str.encode, (*CREDENTIALS, *USERS)),
 )
 _NOT_LOOKED_UP = re.compile(rb"^(range:|cache-control:.*no-(cache|store))", re.IGNORECASE | re.MULTILINE)  # in a request's headers
+_VARY = re.compile(rb"^vary:(.*)$", re.IGNORECASE | re.MULTILINE)
 _NOT_STORED = re.compile(rb"^(set-cookie:|cache-control:.*(no-cache|no-store|private))", re.IGNORECASE | re.MULTILINE)  # an answer's
 
 
@@ -105,6 +106,11 @@ class ReplyCache:
         self.size = 0
 
     # What misses call
+
+    def may_store(self, headers: bytes) -> bool:
+        """Check whether equal requests may get an answer: all headers that it varies by must be in their key (RFC 9111, 4.1)."""
+        varied = {name.strip().lower() for line in _VARY.findall(headers) for name in line.split(b",")}
+        return varied - {b""} <= self._telling and not _NOT_STORED.search(headers)
 
     def answered(self, miss: _Miss, headers: bytes, body: bytes) -> None:
         """Others may get the answer too."""
@@ -195,7 +201,7 @@ class _Miss(ObservedJob):
         self.job.gone = gone
 
     def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        if status == 200 and not self.streamed and not _NOT_STORED.search(bytes(headers)):
+        if status == 200 and not self.streamed and self._cache.may_store(bytes(headers)):
             self._cache.answered(self, bytes(headers), bytes(body))
         else:
             self._cache.not_shared(self)

@@ -164,6 +164,9 @@ def test_some_requests_are_neither_answered_nor_stored(request_: dict[str, Any])
         (200, b"Cache-Control: private\r\n"),
         (200, b"cache-control: no-store\r\n"),
         (200, b"set-cookie: a=1\r\n"),
+        (200, b"vary: X-User\r\n"),
+        (200, b"Vary: Accept\r\nvary: accept, x-user\r\n"),
+        (200, b"vary: *\r\n"),
     ],
 )
 def test_some_answers_are_not_stored_and_those_who_waited_run_for_themselves(status: int, headers: bytes) -> None:
@@ -175,6 +178,17 @@ def test_some_answers_are_not_stored_and_those_who_waited_run_for_themselves(sta
     assert made.running == [waits]
     made.answer()
     assert (first.answers[0][0], waits.answers, made.cache.size) == (status, [(200, b"", b"of x")], 0)
+
+
+@pytest.mark.parametrize("vary", [b"Vary: X-User, Accept\r\n", b"vary:\r\n", b"vary: x-user,\r\nx-own: 1\r\n"])
+def test_an_answer_that_varies_by_headers_of_the_key_is_stored_for_each_of_them(vary: bytes) -> None:
+    made = model(key=("x-user",))
+    first, same, other = (Client(headers=[(b"x-user", name)]) for name in (b"ada", b"ada", b"bob"))
+    made.send(first)
+    made.answer(headers=vary)
+    made.send(same, other)
+    assert same.is_hit
+    assert made.running != []
 
 
 def test_a_stream_is_for_its_own_client() -> None:
