@@ -160,6 +160,18 @@ def test_a_credential_that_no_handler_sees_belongs_to_no_key(tmp_path: Path) -> 
     run(work, tmp_path)
 
 
+def test_an_answer_that_another_address_has_stored_is_replayed_confined(tmp_path: Path) -> None:
+    async def work(store: SqliteStore) -> None:
+        client, model = Client(store), Model()
+        assert b"content-security-policy" not in (await client.ask(model))[1]
+        client.lane.confined = True
+        replayed = (await client.ask(model))[1]
+        assert replayed[b"idempotent-replayed"] == b"true"
+        assert replayed[b"content-security-policy"].startswith(b"sandbox")
+
+    run(work, tmp_path)
+
+
 def test_another_body_under_the_same_key_is_refused_while_the_first_runs_and_after(tmp_path: Path) -> None:
     async def work(store: SqliteStore) -> None:
         client, model = Client(store), Model()

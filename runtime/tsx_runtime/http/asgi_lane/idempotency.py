@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import Pair
+from tsx_runtime.api.headers import Pair, answer_headers
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import ENDED
@@ -66,6 +66,7 @@ class Idempotency:
     guard: Guard | None
     counts: ResponseCounts
     credentials: Collection[bytes]
+    confined: bool = False  # see `answer_headers`
 
     async def __call__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
@@ -101,7 +102,7 @@ class Idempotency:
     async def _replay(self, kept: StoredAnswer, scope: Scope, send: Send) -> None:
         assert kept.status is not None
         self.counts.add(kept.status)
-        pairs = pairs_of(kept.headers)
+        pairs = answer_headers(kept.status, pairs_of(kept.headers), confined=self.confined)
         request_id = dict(pairs).get(REQUEST_ID, b"")
         headers = (*(pair for pair in pairs if pair[0] not in _OF_ONE), REPLAYED)
         await send_whole(send, scope, kept.status, headers, request_id, kept.body)

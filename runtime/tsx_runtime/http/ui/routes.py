@@ -26,7 +26,7 @@ from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.semantics.errors import NOT_FOUND
-from tsx_runtime.http.semantics.messages import HEADER_NAMES, Message, Receive, Scope, Send
+from tsx_runtime.http.semantics.messages import HEADER_NAMES, Receive, Scope, Send
 from tsx_runtime.http.ui import state as uistate
 from tsx_runtime.metrics.exposition import Families
 
@@ -67,8 +67,6 @@ PREDICT = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
 VERBS = ("POST", "PUT")  # none with which a browser shows what it gets: the page sends the first, `curl -T` the second
 SECRET = frozenset(map(str.encode, CREDENTIALS))  # of the page itself; no handler sees them
-CONFINED = DATA_HEADERS | {"content-security-policy": "sandbox; default-src 'none'"}  # an answer is data, whatever its handler calls it
-OVER_ORIGIN = frozenset({b"set-cookie", b"clear-site-data", b"strict-transport-security"})  # what would change more than this answer
 
 
 def build_router(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
@@ -193,9 +191,9 @@ class Playground(Predictions):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = f"/predictions/{scope['path'][len(PREDICT) :]}"  # in place: the access log reads the model from this scope
         if self.later is not None and self.later.accepts(scope):
-            await self.later(scope, receive, confining(send))
+            await self.later(scope, receive, send)
         else:
-            await super().__call__(scope, receive, confining(send))
+            await super().__call__(scope, receive, send)
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         check_page(scope)
@@ -212,19 +210,6 @@ def check_page(scope: Scope) -> None:
     headers = dict(scope["headers"])
     if headers.get(b"sec-fetch-mode") == b"navigate" or headers.get(b"sec-fetch-site") == b"cross-site":
         raise ForeignOrigin("Only the web page at /ui/ may call this address from a browser; send predictions to the inference address.")
-
-
-def confining(send: Send) -> Send:
-    """A `send` of answers that no browser runs, shows in a page or takes orders from."""
-    ours = [(name.encode(), value.encode()) for name, value in CONFINED.items()]
-    replaced = OVER_ORIGIN | {name for name, _ in ours}
-
-    async def confined(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*(pair for pair in message["headers"] if pair[0] not in replaced), *ours]
-        await send(message)
-
-    return confined
 
 
 def without_secrets(scope: Scope) -> Scope:

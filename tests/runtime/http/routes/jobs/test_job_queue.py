@@ -209,7 +209,6 @@ def test_a_precomputed_answer_is_the_predictions_own(queueing: Any, error_of: Ca
 def test_the_playground_sends_a_request_for_later(queueing: Any) -> None:
     answer = queueing.management.post("/ui/api/predict/talker", headers=LATER, content=b"x")
     assert answer.status_code == 202
-    assert answer.headers["content-security-policy"].startswith("sandbox")
     assert queueing.management.get(answer.headers["location"]).status_code in (200, 202)
     refused = queueing.management.post("/ui/api/predict/talker", headers=LATER | {"sec-fetch-mode": "navigate"}, content=b"x")
     assert refused.status_code == 403
