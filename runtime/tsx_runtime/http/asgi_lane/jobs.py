@@ -91,7 +91,7 @@ class JobRoutes:
         preference = parse_preference(scope["headers"]) or Preference()
         priority, timeout_ms = priority_and_timeout(scope["headers"])
         if callback := callback_of(scope["headers"]):
-            self.jobs.callbacks.check(callback)
+            callback = self.jobs.callbacks.check(callback)
         target, route, body = await read_request(self.registry, scope, receive, self.limit, JOB_SIZE)
         left_out = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
         kept = header_block(pair for pair in as_sent(scope) if pair[0].lower() not in left_out)
