@@ -26,7 +26,7 @@ from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.semantics.errors import NOT_FOUND
-from tsx_runtime.http.semantics.messages import HEADER_NAMES, Receive, Scope, Send
+from tsx_runtime.http.semantics.messages import Receive, Scope, Send, without_headers
 from tsx_runtime.http.ui import state as uistate
 from tsx_runtime.metrics.exposition import Families
 
@@ -176,7 +176,7 @@ class PlaygroundJobs(JobRoutes):
 
     async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
         check_page(scope)
-        return await super()._accept(without_secrets(scope), receive, request_id)
+        return await super()._accept(without_headers(scope, SECRET), receive, request_id)
 
 
 @dataclass(eq=False)
@@ -200,7 +200,7 @@ class Playground(Predictions):
 
     async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
         check_page(scope)
-        return await super()._job(without_secrets(scope), receive, request_id)
+        return await super()._job(without_headers(scope, SECRET), receive, request_id)
 
 
 def check_page(scope: Scope) -> None:
@@ -210,15 +210,6 @@ def check_page(scope: Scope) -> None:
     headers = dict(scope["headers"])
     if headers.get(b"sec-fetch-mode") == b"navigate" or headers.get(b"sec-fetch-site") == b"cross-site":
         raise ForeignOrigin("Only the web page at /ui/ may call this address from a browser; send predictions to the inference address.")
-
-
-def without_secrets(scope: Scope) -> Scope:
-    kept = [position for position, (name, _) in enumerate(scope["headers"]) if name not in SECRET]
-    names = scope.get(HEADER_NAMES, ())
-    fields = {"headers": [scope["headers"][position] for position in kept]}
-    if len(names) == len(scope["headers"]):
-        fields[HEADER_NAMES] = [names[position] for position in kept]
-    return {**scope, **fields}
 
 
 def _json(value: Any) -> Response:
