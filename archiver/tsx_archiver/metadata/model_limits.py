@@ -22,7 +22,7 @@ class ModelLimit(NamedTuple):
     setting: str = ""  # of the server, which gives the default for all models
     minimum: int = 1
     own_minimum: int | None = None  # in model-config.yaml, if it differs: TorchServe takes a zero from its API and not from there
-    below: int = 1 << 31  # in model-config.yaml
+    below: int = 1 << 31
     choices: tuple[int, ...] = ()  # in place of bounds
     changeable: bool = True  # by a registration, and while the model is served; otherwise by settings alone, where 0 is no limit
     saved: bool = False  # in snapshots, whose layout is TorchServe's

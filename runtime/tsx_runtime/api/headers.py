@@ -1,10 +1,12 @@
-"""Header pairs that HTTP responses and gRPC metadata share: what a handler may set, what keeps answers out of caches, request ids."""
+"""Header pairs that HTTP responses and gRPC metadata share: what a handler may set, what confines answers,
+what keeps them out of caches, request ids."""
 
 from __future__ import annotations
 
 import itertools
 import re
 import uuid
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import TypeAlias
 
@@ -48,6 +50,30 @@ def handler_headers(block: bytes) -> tuple[Pair, ...]:
         if name not in _OURS:
             pairs.append((name, value))
     return (*pairs, *(pair for pair in NO_CACHE if pair[0] not in names))
+
+
+_CONFINEMENT: tuple[Pair, ...] = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"content-security-policy", b"sandbox; default-src 'none'"),
+)
+_BEYOND_ANSWER = frozenset(  # what changes more of a browser's state than this answer
+    b"set-cookie clear-site-data strict-transport-security alt-svc refresh www-authenticate proxy-authenticate "
+    b"service-worker-allowed report-to reporting-endpoints nel accept-ch critical-ch".split()
+)
+
+
+def answer_headers(status: int, headers: Iterable[Pair], *, confined: bool) -> tuple[Pair, ...]:
+    """Return the headers of a model's answer: as they are, or `confined` where the address manages models.
+
+    No browser shows a confined answer as a page, runs it, or lets it change anything else of its origin.
+    """
+    if not confined:
+        return tuple(headers)
+    left_out = _BEYOND_ANSWER.union(name for name, _ in _CONFINEMENT)
+    if 300 <= status <= 399:  # a browser would repeat the request at any path of the address
+        left_out |= {b"location"}
+    return (*(pair for pair in headers if pair[0] not in left_out), *_CONFINEMENT)
 
 
 def check_status(status: int) -> None:

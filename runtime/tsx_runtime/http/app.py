@@ -213,6 +213,7 @@ class ServerApp(FastAPI):
             log=self.access_log,
             tracer=self.tracer,
             timing_share=self.server_timing_share,
+            confined=predictions is not None and predictions.confined,
         )
 
     async def _rest(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -330,19 +331,22 @@ def _build_app(
     limit = settings.max_request_size
     most = min(limit, settings.max_management_size)
     largest = settings.max_job_size or limit
+    confined = "management" in roles  # of what models answer
     if jobs is not None and ("inference" in roles or "management" in roles):
         either = guards.management if "inference" not in roles else guards.inference
         if "management" in roles:
             app.add_routes(queue.build_router(jobs, guards.management))
             either = either and either._replace(also=keys.management)
-        app.jobs = JobRoutes(jobs, registry, largest, either, counts)
+        app.jobs = JobRoutes(jobs, registry, largest, either, counts, confined)
         app.paths |= {path: {verb.upper(): each["summary"] for verb, each in item.items()} for path, item in openapi.job_path().items()}
     if "inference" in roles:
-        app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, settings.server_timing_share)
-        app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts)
-        app.idempotency = Idempotency(None if jobs is None else jobs.keyed_runs, limit, largest, guards.inference, counts)
+        share = settings.server_timing_share
+        app.predictions = Predictions(registry, limit, guards.inference, counts, openapi.describe_predictions, share, confined)
+        app.workflow_predictions = WorkflowPredictions(workflows, limit, guards.inference, counts, confined)
+        runs, credentials = None if jobs is None else jobs.keyed_runs, registry.hidden_headers.seen_credentials
+        app.idempotency = Idempotency(runs, limit, largest, guards.inference, counts, credentials, confined)
         if jobs is not None:
-            app.add_routes(precomputed.build_router(jobs))
+            app.add_routes(precomputed.build_router(jobs, confined=confined))
             app.guards["predictions"] = guards.inference
         described = openapi.prediction_paths() | openapi.openai_paths() | openapi.workflow_path()
         app.paths |= {path: {method.upper(): each["summary"] for method, each in item.items()} for path, item in described.items()}
@@ -362,8 +366,10 @@ def _build_app(
             app.guards["token"] = guards.token
         app.add_routes(workflow_routes.build_router(workflows, most))
         app.guards["workflows"] = guards.management
-        later = PlaygroundJobs(jobs, registry, largest, guards.management, counts) if jobs is not None else None
-        app.playground = Playground(registry, limit, guards.management, counts, openapi.describe_predictions, later=later)
+        later = PlaygroundJobs(jobs, registry, largest, guards.management, counts, confined) if jobs is not None else None
+        app.playground = Playground(
+            registry, limit, guards.management, counts, openapi.describe_predictions, confined=confined, later=later
+        )
         read_metrics = collection.reader(registry, counts, system, jobs)
         app.add_routes(ui.build_router(registry, series, read_metrics, guards.management, addresses))
         app.paths["/ui/"] = {"GET": "The web page"}

@@ -7,9 +7,10 @@
     x-request-id: that of the request
     x-tsx-signature: t=SECONDS,v1=HEX
 
-The signature is the HMAC-SHA256 of "SECONDS.ID.STATUS." and the body, under `job_callback_secret`. A receiver compares it in constant
-time, and SECONDS (of the epoch) with its clock, so that nobody can send it again later. Any status from 200 to 299 is a receipt. An
-answer may come more than once, since a receipt can be lost; it then has the same ID.
+The signature is the HMAC-SHA256 of "SECONDS.ID.STATUS." and the body, under `job_callback_secret`; another `v1`
+follows for `job_callback_old_secret`. A receiver compares them in constant time, and SECONDS (of the epoch) with its
+clock, so that nobody can send it again later. Any status from 200 to 299 is a receipt. An answer may come more than
+once, since a receipt can be lost; it then has the same ID.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
-from tsx_runtime.errors import BadRequest, ModelNotFound, StoreFull, TsxError, Unavailable
+from tsx_runtime.errors import BadRequest, DownloadFailed, ModelNotFound, StoreFull, TsxError, Unavailable
 from tsx_runtime.jobs.job_stats import JobStats
+from tsx_runtime.jobs.receivers import Receivers, receiver_of
 from tsx_runtime.jobs.sql_store import SqlStore
 from tsx_runtime.jobs.store import DueCallback, JobRecord
 from tsx_runtime.shared.redaction import redacted
@@ -45,28 +48,38 @@ class CallbackSender:
     """Sends what is due, from a few threads."""
 
     def __init__(
-        self, store: SqlStore, hosts: AllowList, secret: str, draw: Callable[[], float] = random.random, stats: JobStats | None = None
+        self,
+        store: SqlStore,
+        hosts: AllowList,
+        secrets: list[str],
+        draw: Callable[[], float] = random.random,
+        stats: JobStats | None = None,
     ) -> None:
         self._store = store
         self._hosts = hosts
-        self._secret = secret.encode()
+        self._secrets = [secret.encode() for secret in secrets]
+        self._receivers = Receivers()
         self._stats = stats or JobStats()
         self._draw = draw
         self._threads = DaemonThreads(AT_ONCE, "callbacks")
         self._sending: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
 
-    def check(self, url: str) -> None:
-        """Raises BadRequest where answers are not sent there."""
+    def check(self, url: str) -> str:
+        """Return the URL with its scheme, host and port in one form. Raises BadRequest where answers are not sent there."""
         if not self._hosts.entries:
             raise BadRequest("This server sends no callbacks: job_callback_hosts is empty. Poll the job, or have its administrator set it.")
         try:
             parsed = parse_url(url)
+            host = f"[{parsed.host}]" if ":" in parsed.host else parsed.host
+            netloc = host if parsed.port is None else f"{host}:{parsed.port}"
+            parsed = parse_url(urlsplit(parsed.text)._replace(netloc=netloc, path=parsed.path or "/").geturl())
         except ModelNotFound as error:
             raise BadRequest(f"The callback cannot be sent to {redacted(url)}: {error.message}") from error
         if parsed.scheme not in ("http", "https") or not self._hosts.allows(parsed):
             entries = "hosts, each with its port where that is neither 80 nor 443, or regular expressions for whole URLs"
             raise BadRequest(f"The callback cannot be sent to {redacted(url)}: job_callback_hosts does not allow it. It has {entries}.")
+        return parsed.text
 
     def added(self, job: JobRecord) -> None:
         """Its answer is stored."""
@@ -86,23 +99,28 @@ class CallbackSender:
             self._wake.clear()
             pause = LOOK
             with suppress(StoreFull, Unavailable):  # what the store is about is logged where jobs are looked after
-                room = AT_ONCE - len(self._sending)
-                for due in await self._store.claim_callbacks(room, LEASE) if room else ():
-                    self._sending.add(task := asyncio.create_task(self._send(due)))
+                while len(self._sending) < AT_ONCE and (claimed := await self._store.claim_callbacks(1, LEASE, self._receivers.closed())):
+                    self._receivers.begin(receiver_of(claimed[0].url))
+                    self._sending.add(task := asyncio.create_task(self._send(claimed[0])))
                     task.add_done_callback(self._sent)
-                if len(self._sending) < AT_ONCE and (seconds := await self._store.next_callback()) is not None:
-                    pause = max(0.0, min(seconds, LOOK))
+                if len(self._sending) < AT_ONCE:
+                    closed = self._receivers.closed()
+                    seconds = await self._store.next_callback(closed)
+                    pause = max(0.0, min(LOOK if seconds is None else seconds, LOOK, *closed.values()))
             with suppress(asyncio.TimeoutError, TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), pause)
 
     async def _send(self, due: DueCallback) -> None:
+        status = 0
         try:
-            failure = await self._threads.call(lambda: self._post(due))
+            status = await self._threads.call(lambda: self._post(due))
+            failure = "" if 200 <= status < 300 else f"it answered {status}"
         except TsxError as error:
             failure = error.message
         except Exception as error:  # whatever the network brings: it must not be tried for ever
             logger.exception("job %s: its callback failed unexpectedly", due.id)
             failure = f"{type(error).__name__}: {error}"
+        self._receivers.end(receiver_of(due.url), failed=not 0 < status < 500)
         retry_in = None if not failure or due.attempts >= MOST_TRIES else backoff(due.attempts, self._draw())
         self._stats.callbacks["delivered" if not failure else "given_up" if retry_in is None else "retried"] += 1
         if failure:
@@ -115,23 +133,22 @@ class CallbackSender:
         self._sending.discard(task)
         self._wake.set()
 
-    def _post(self, due: DueCallback) -> str:
-        """Why it was not received; empty where it was. In a thread."""
+    def _post(self, due: DueCallback) -> int:
+        """Return the status of the receiver's answer. Runs in a thread. Raises TsxError where there is none."""
         from tsx_runtime.sources.http_download import post  # here, as urllib3 opens a socket when it is imported
 
         try:
             url = parse_url(due.url)
             if not self._hosts.allows(url):  # they may have changed since it was accepted
-                return "job_callback_hosts does not allow it any more"
-            status = post(url, due.answer.body, self._headers(due), private=self._hosts.names(url))
-        except ModelNotFound:
-            return "its host has an address that is not public; name the host in job_callback_hosts, not by a pattern, to allow that"
-        except TsxError as error:
-            return error.message
-        return "" if 200 <= status < 300 else f"it answered {status}"
+                raise DownloadFailed("job_callback_hosts does not allow it any more")
+            return post(url, due.answer.body, self._headers(due), private=self._hosts.names(url))
+        except ModelNotFound as error:
+            hint = "name the host in job_callback_hosts, not by a pattern, to allow that"
+            raise DownloadFailed(f"its host has an address that is not public; {hint}") from error
 
     def _headers(self, due: DueCallback) -> dict[str, str]:
         now, answer = int(time.time()), due.answer
+        signed = (f"v1={signature(secret, now, due.id, answer.status, answer.body)}" for secret in self._secrets)
         own = dict(parse_header_block(answer.headers.decode("latin-1")))
         return {
             "content-type": own.get("content-type", "application/octet-stream"),
@@ -139,7 +156,7 @@ class CallbackSender:
             "x-tsx-job": due.id,
             "x-tsx-status": str(answer.status),
             "x-request-id": due.request_id,
-            "x-tsx-signature": f"t={now},v1={signature(self._secret, now, due.id, answer.status, answer.body)}",
+            "x-tsx-signature": ",".join((f"t={now}", *signed)),
         }
 
 

@@ -39,9 +39,9 @@ class Jobs:
         self.keep = float(settings.job_retention)
         self.stats = JobStats()
         self.keyed_runs = KeyedRuns(store, self.owner, settings.idempotency_retention, settings.max_kept_answer, self.begin)
-        self.callbacks = CallbackSender(
-            store, AllowList(settings.job_callback_hosts, "job_callback_hosts"), settings.job_callback_secret or "", stats=self.stats
-        )
+        hosts = AllowList(settings.job_callback_hosts, "job_callback_hosts")
+        signing = [text for text in (settings.job_callback_secret, settings.job_callback_old_secret) if text]
+        self.callbacks = CallbackSender(store, hosts, signing, stats=self.stats)
         self.runner = Runner(store, executor, self.owner, self.keep, self.callbacks.added, self.stats)
         self._most = settings.max_queued_jobs
         own = 0 if parse_address(settings.inference_address).is_local else JOBS_PER_CLIENT

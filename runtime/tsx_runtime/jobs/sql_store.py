@@ -255,13 +255,14 @@ class SqlStore(SqlThread):
 
     # Callbacks
 
-    async def claim_callbacks(self, most: int, seconds: float) -> list[DueCallback]:
-        """Callbacks whose time has come; no other server gets them for so many seconds."""
+    async def claim_callbacks(self, most: int, seconds: float, closed: Collection[str] = ()) -> list[DueCallback]:
+        """Claim callbacks whose time has come, for so many seconds, except those whose URL begins like one of `closed`."""
+        others, values = _not_to(closed)
 
         def work(session: Session) -> list[DueCallback]:
             claimed = []
-            due = "SELECT id, url, attempts FROM tsx_callbacks WHERE due <= {now} ORDER BY due LIMIT ? {locked}"
-            for id, url, attempts in session.rows(due, most):
+            due = f"SELECT id, url, attempts FROM tsx_callbacks WHERE due <= {{now}}{others} ORDER BY due LIMIT ? {{locked}}"
+            for id, url, attempts in session.rows(due, *values, most):
                 session.run("UPDATE tsx_callbacks SET attempts = attempts + 1, due = {now} + ? WHERE id = ?", seconds, id)
                 job, answer = _get(session, id), _answer(session, AnswerKey(JOB, "", id))
                 if job is None or answer is None:  # it has expired
@@ -272,9 +273,11 @@ class SqlStore(SqlThread):
 
         return await self.do(work)
 
-    async def next_callback(self) -> float | None:
-        """Seconds until the next is due; None where there is none."""
-        seconds: float | None = (await self._rows("SELECT min(due) - {now} FROM tsx_callbacks"))[0][0]
+    async def next_callback(self, closed: Collection[str] = ()) -> float | None:
+        """Return the seconds until the next one is due that is not `closed`; None where there is none."""
+        others, values = _not_to(closed)
+        sql = f"SELECT min(due) - {{now}} FROM tsx_callbacks WHERE url <> ''{others}"
+        seconds: float | None = (await self._rows(sql, *values))[0][0]
         return seconds
 
     async def end_callback(self, id: str, retry_in: float | None, error: str) -> None:
@@ -289,6 +292,11 @@ class SqlStore(SqlThread):
 
     async def _change(self, sql: str, *values: Any) -> None:
         await self.do(lambda session: session.run(sql, *values))
+
+
+def _not_to(closed: Collection[str]) -> tuple[str, list[Any]]:
+    """Return a condition on the beginning of a callback's URL, and its values."""
+    return " AND substr(url, 1, ?) <> ?" * len(closed), [value for start in closed for value in (len(start), start)]
 
 
 def _check_room(session: Session, client: str, most: int, most_of_client: int) -> None:

@@ -38,7 +38,8 @@ class OneOf(Accepts):
 
 def limit_field(name: str, default: Any = None, **options: Any) -> Any:
     limit = LIMITS[name]
-    return Field(default, ge=None if limit.choices else limit.minimum, description=limit.description, **options)
+    bounds: dict[str, Any] = {} if limit.choices else {"ge": limit.minimum, "lt": limit.below}
+    return Field(default, description=limit.description, **bounds, **options)
 
 
 def server_default(name: str) -> Any:

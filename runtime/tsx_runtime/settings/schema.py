@@ -268,6 +268,7 @@ class Settings(BaseModel):
         [], description="where asynchronous answers may be sent: hosts, or regular expressions that match whole URLs; none if empty"
     )
     job_callback_secret: str | None = Field(None, min_length=16, description="secret with which callbacks are signed (HMAC-SHA256)")
+    job_callback_old_secret: str | None = Field(None, min_length=16, description="previous secret, with which callbacks are signed as well")
     max_management_size: int = Field(1 << 20, ge=1024, description="maximum size of the body of a management request, in bytes")
     header_timeout: int = Field(10, ge=1, description="maximum time to receive a request's headers, in seconds")
     body_timeout: int = Field(
@@ -441,4 +442,6 @@ class Settings(BaseModel):
 
 MODELS = "models"
 NESTED = {MODELS, "model_versions", "model_snapshot"}  # no text on a command line or in a variable sets these as a whole
-SECRETS = frozenset({"inference_token", "api_token", "keystore_pass", "management_token", "job_callback_secret", "jobs_store"})
+SECRETS = frozenset(
+    {"inference_token", "api_token", "keystore_pass", "management_token", "job_callback_secret", "job_callback_old_secret", "jobs_store"}
+)

@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from tests.support import forked
 from tsx_runtime.api.headers import Pair
+from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import StoreUnavailable
 from tsx_runtime.http.asgi_lane.idempotency import Idempotency, has_key, keyed_request
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
@@ -22,6 +23,7 @@ from tsx_runtime.jobs.keyed_runs import KeyedRuns
 from tsx_runtime.jobs.sqlite import SqliteStore
 from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.metrics.response_counts import ResponseCounts
+from tsx_runtime.settings.schema import Settings
 
 KEY: Pair = (b"idempotency-key", b'"k-1"')
 DAY = 86_400.0
@@ -54,9 +56,9 @@ class Model:
 class Client:
     """One server and its clients."""
 
-    def __init__(self, store: SqliteStore, owner: str = "one", largest: int = 1000) -> None:
+    def __init__(self, store: SqliteStore, owner: str = "one", largest: int = 1000, credentials: Collection[bytes] = ()) -> None:
         self.runs = KeyedRuns(store, owner, DAY, largest, store.open)
-        self.lane = Idempotency(self.runs, 1000, 1000, None, ResponseCounts())
+        self.lane = Idempotency(self.runs, 1000, 1000, None, ResponseCounts(), credentials)
 
     async def ask(
         self,
@@ -132,6 +134,40 @@ def test_keys_are_apart_by_path_and_token(tmp_path: Path) -> None:
         await client.ask(model)
         assert (await client.ask(model, b"x", path="/predictions/other"))[2] == b"run 2 "
         assert (await client.ask(model, b"x", KEY, (b"authorization", b"Bearer b")))[2] == b"run 3 "
+
+    run(work, tmp_path)
+
+
+@pytest.mark.parametrize("name", [b"cookie", b"proxy-authorization", b"x-api-key", b"x-forwarded-user"])
+def test_keys_are_apart_by_each_credential_that_a_handler_sees(tmp_path: Path, name: bytes) -> None:
+    settings = Settings(models={"llama": {"pass_headers": ["cookie", "proxy-authorization"]}})  # type: ignore[dict-item]  # parsed
+
+    async def work(store: SqliteStore) -> None:
+        client, model = Client(store, credentials=HiddenHeaders(settings).seen_credentials), Model()
+        asked = [[(name, b"alice")], [(name, b"bob")], [(name, b"alice"), (name, b"bob")], [(name, b"alice")]]
+        bodies = [(await client.ask(model, b"x", KEY, *headers))[2] for headers in asked]
+        assert bodies == [b"run 1 ", b"run 2 ", b"run 3 ", b"run 1 "]
+
+    run(work, tmp_path)
+
+
+def test_a_credential_that_no_handler_sees_belongs_to_no_key(tmp_path: Path) -> None:
+    async def work(store: SqliteStore) -> None:
+        client, model = Client(store, credentials=HiddenHeaders(Settings()).seen_credentials), Model()
+        await client.ask(model, b"x", KEY, (b"cookie", b"balancer=1"))
+        assert (await client.ask(model, b"x", KEY, (b"cookie", b"balancer=2")))[2] == b"run 1 "
+
+    run(work, tmp_path)
+
+
+def test_an_answer_that_another_address_has_stored_is_replayed_confined(tmp_path: Path) -> None:
+    async def work(store: SqliteStore) -> None:
+        client, model = Client(store), Model()
+        assert b"content-security-policy" not in (await client.ask(model))[1]
+        client.lane.confined = True
+        replayed = (await client.ask(model))[1]
+        assert replayed[b"idempotent-replayed"] == b"true"
+        assert replayed[b"content-security-policy"].startswith(b"sandbox")
 
     run(work, tmp_path)
 
@@ -287,7 +323,7 @@ def test_a_client_that_leaves_while_its_key_is_stored_finds_it_free(tmp_path: Pa
 def test_a_server_that_died_frees_its_keys_with_its_lease(tmp_path: Path) -> None:
     async def work(store: SqliteStore) -> None:
         model = Model()
-        keyed = keyed_request({"method": "POST", "path": "/predictions/m", "query_string": b"", "headers": [KEY]}, "k-1", b"x")
+        keyed = keyed_request({"method": "POST", "path": "/predictions/m", "query_string": b"", "headers": [KEY]}, "k-1", b"x", ())
         assert await store.begin_answer(keyed.key, keyed.fingerprint, "dead", 0.0) is None
         assert (await Client(store).ask(model))[2] == b"run 1 "
 

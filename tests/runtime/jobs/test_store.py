@@ -216,6 +216,20 @@ def test_what_has_expired_is_removed_in_steps(make_store: MakeStore, monkeypatch
     run(make_store(), test)
 
 
+def test_callbacks_of_closed_receivers_stay_where_they_are(make_store: MakeStore) -> None:
+    async def test(store: SqlStore) -> None:
+        for id, url in (("a", "http://x/1"), ("b", "http://x.y/1"), ("c", "http://z/")):
+            await store.add(new(id, callback=url), MOST)
+            await claim(store)
+            await store.finish(id, 1, "me", ANSWER, 60)
+        assert await store.next_callback(["http://x/", "http://x.y/", "http://z/"]) is None
+        assert (await store.next_callback(["http://x/"]) or 0.0) <= 0
+        assert [due.id for due in await store.claim_callbacks(5, 60, ["http://x/", "http://z/"])] == ["b"]
+        assert [due.id for due in await store.claim_callbacks(5, 60)] == ["a", "c"]
+
+    run(make_store(), test)
+
+
 def test_a_callback_is_claimed_once_and_comes_again_after_a_while(make_store: MakeStore) -> None:
     async def test(store: SqlStore) -> None:
         await store.add(new("a", callback="http://x/"), MOST)

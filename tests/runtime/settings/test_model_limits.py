@@ -62,6 +62,9 @@ def test_all_say_the_same_of_a_limit(name: str) -> None:
         if name in kind.model_fields:
             with pytest.raises(ValueError, match="503 or 429" if limit.choices else f"greater than or equal to {limit.minimum}"):
                 kind.model_validate({name: bad})
+            if not limit.choices:
+                with pytest.raises(ValueError, match=f"less than {limit.below}"):
+                    kind.model_validate({name: limit.below})
 
 
 @pytest.mark.parametrize("name", LIMITS)

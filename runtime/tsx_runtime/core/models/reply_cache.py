@@ -13,6 +13,7 @@ from typing import NamedTuple
 from tsx_archiver.metadata.caching import CacheConfig
 from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
+from tsx_runtime.core.isolation.hidden_credentials import USERS
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Flow, Job, ObservedJob
 from tsx_runtime.core.telemetry.batch_times import NOTHING, Batch
@@ -26,9 +27,10 @@ OVERHEAD = 500  # bytes of an entry beside its answer
 TELLING = (
     *(b"accept", b"content-encoding", b"content-type", wire.TENSORS_HEAD),
     *(b"describe", b"explain", b"url_path", b"x-tsx-protocol"),
-    *map(str.encode, CREDENTIALS),
+    *map(str.encode, (*CREDENTIALS, *USERS)),
 )
 _NOT_LOOKED_UP = re.compile(rb"^(range:|cache-control:.*no-(cache|store))", re.IGNORECASE | re.MULTILINE)  # in a request's headers
+_VARY = re.compile(rb"^vary:(.*)$", re.IGNORECASE | re.MULTILINE)
 _NOT_STORED = re.compile(rb"^(set-cookie:|cache-control:.*(no-cache|no-store|private))", re.IGNORECASE | re.MULTILINE)  # an answer's
 
 
@@ -104,6 +106,11 @@ class ReplyCache:
         self.size = 0
 
     # What misses call
+
+    def may_store(self, headers: bytes) -> bool:
+        """Check whether equal requests may get an answer: all headers that it varies by must be in their key (RFC 9111, 4.1)."""
+        varied = {name.strip().lower() for line in _VARY.findall(headers) for name in line.split(b",")}
+        return varied - {b""} <= self._telling and not _NOT_STORED.search(headers)
 
     def answered(self, miss: _Miss, headers: bytes, body: bytes) -> None:
         """Others may get the answer too."""
@@ -194,7 +201,7 @@ class _Miss(ObservedJob):
         self.job.gone = gone
 
     def seen_answer(self, status: int, headers: Buffer, body: Buffer) -> None:
-        if status == 200 and not self.streamed and not _NOT_STORED.search(bytes(headers)):
+        if status == 200 and not self.streamed and self._cache.may_store(bytes(headers)):
             self._cache.answered(self, bytes(headers), bytes(body))
         else:
             self._cache.not_shared(self)

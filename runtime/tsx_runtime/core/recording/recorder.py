@@ -25,7 +25,7 @@ from tsx_runtime.core.recording.segments import Segments, StoredSize
 from tsx_runtime.core.scheduling.job import Job, ObservedJob
 from tsx_runtime.errors import TsxError
 from tsx_runtime.recordings import Headers, Recorded, encode
-from tsx_runtime.shared.redaction import is_identifying_header, is_secret_header
+from tsx_runtime.shared.redaction import is_identifying_header, is_secret_header, redacted
 from tsx_runtime.wire import Body, Buffer, Parts
 
 SMALLEST = 64 << 10  # bytes
@@ -53,7 +53,7 @@ class HeaderFilter:
         self._only = None if only is None else _NEEDED | {name.lower() for name in only}
 
     def headers(self, block: str) -> Headers:
-        return [(name, value) for name, value in wire.parse_header_block(block) if self._keeps(name.lower())]
+        return [(name, redacted(value)) for name, value in wire.parse_header_block(block) if self._keeps(name.lower())]
 
     def query(self, query: str) -> str:
         return "&".join(pair for pair in query.split("&") if not _is_private(unquote_plus(pair.partition("=")[0])))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tsx_runtime.errors import is_failure
 from tsx_runtime.plugins import ComparedAnswer
 from tsx_runtime.shared.quantiles import nearest_rank
-from tsx_runtime.shared.redaction import is_secret_header
+from tsx_runtime.shared.redaction import is_secret_header, redacted
 from tsx_runtime.wire import Body, Parts
 
 NEWEST = 2000  # comparisons whose latencies are kept
@@ -88,7 +88,7 @@ class ShadowReport:
 
 
 def without_secrets(headers: Mapping[str, str]) -> dict[str, str]:
-    return {name: value[:CUT] for name, value in headers.items() if not is_secret_header(name)}
+    return {name: redacted(value)[:CUT] for name, value in headers.items() if not is_secret_header(name)}
 
 
 def excerpt_of(body: Body) -> Excerpt:

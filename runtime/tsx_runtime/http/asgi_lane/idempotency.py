@@ -1,7 +1,8 @@
 """`Idempotency-Key`: a request that comes again under the same key gets the answer of the first one, and runs no model.
 
-The key belongs to its path and its token. An answer is sent once it is kept, so that no client has seen one that a repeated request
-would not get. The parts of a stream go out as they come, all but the last. A client that leaves ends nothing: it comes back for the answer.
+The key belongs to its path, its token and all credentials that a handler sees. An answer is sent once it is kept, so
+that no client has seen one that a repeated request would not get. The parts of a stream go out as they come, all but
+the last. A client that leaves ends nothing: it comes back for the answer.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import Pair
+from tsx_runtime.api.headers import Pair, answer_headers
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import ENDED
@@ -52,13 +54,19 @@ def has_key(scope: Scope) -> bool:
 
 @dataclass(eq=False)
 class Idempotency:
-    """Stands before what runs models. `limit`: bytes of a body; `job_limit`: of a request for later."""
+    """The keyed requests of one listener, before they run a model.
+
+    `limit`: bytes of a body; `job_limit`: of a request for later; `credentials`: further headers that
+    keep clients apart.
+    """
 
     runs: KeyedRuns | None  # None: nothing is stored
     limit: int
     job_limit: int
     guard: Guard | None
     counts: ResponseCounts
+    credentials: Collection[bytes]
+    confined: bool = False  # see `answer_headers`
 
     async def __call__(self, app: App, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
@@ -73,7 +81,7 @@ class Idempotency:
                 body = await read_body(scope, receive, self.limit)
             else:
                 body = await read_body(scope, receive, self.job_limit, setting=JOB_SIZE)
-            scope[KEYED] = keyed = keyed_request(scope, key, body)
+            scope[KEYED] = keyed = keyed_request(scope, key, body, self.credentials)
             kept = await while_client_waits(self.runs.claim(keyed), receive)
             if kept is None:
                 recorder = AnswerRecorder(send, keyed, self.runs)
@@ -94,7 +102,7 @@ class Idempotency:
     async def _replay(self, kept: StoredAnswer, scope: Scope, send: Send) -> None:
         assert kept.status is not None
         self.counts.add(kept.status)
-        pairs = pairs_of(kept.headers)
+        pairs = answer_headers(kept.status, pairs_of(kept.headers), confined=self.confined)
         request_id = dict(pairs).get(REQUEST_ID, b"")
         headers = (*(pair for pair in pairs if pair[0] not in _OF_ONE), REPLAYED)
         await send_whole(send, scope, kept.status, headers, request_id, kept.body)
@@ -183,10 +191,12 @@ def read_key(headers: list[Pair]) -> str:
     return (found[1] or found[2]).decode()
 
 
-def keyed_request(scope: Scope, key: str, body: bytes) -> KeyedRequest:
-    """Keys are apart by path and token; of the request, method, query string, content type and body count as what it asks for."""
+def keyed_request(scope: Scope, key: str, body: bytes, credentials: Collection[bytes]) -> KeyedRequest:
+    """Keep keys apart by path, token and `credentials`, and requests of a key by what they ask for."""
     headers = dict(scope["headers"])
-    place = _digest(scope["path"].encode(), headers.get(b"authorization", b""))
+    users = sorted(pair for pair in scope["headers"] if pair[0] in credentials and pair[0] != b"authorization")
+    tokens = [value for name, value in scope["headers"] if name == b"authorization"] or [b""]
+    place = _digest(scope["path"].encode(), *tokens, *chain.from_iterable(users))
     request = _digest(scope["method"].encode(), scope["query_string"], headers.get(b"content-type", b""), headers.get(b"prefer", b""), body)
     return KeyedRequest(AnswerKey(IDEMPOTENCY, place, key), request)
 

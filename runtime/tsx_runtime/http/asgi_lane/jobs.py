@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.client_limits import calling
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, answer_headers
 from tsx_runtime.api.priority import priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
@@ -58,6 +58,7 @@ class JobRoutes:
     limit: int
     guard: Guard | None
     counts: ResponseCounts
+    confined: bool = False  # see `answer_headers`
 
     def accepts(self, scope: Scope) -> bool:
         """Whether this request for a prediction is one for later."""
@@ -90,7 +91,7 @@ class JobRoutes:
         preference = parse_preference(scope["headers"]) or Preference()
         priority, timeout_ms = priority_and_timeout(scope["headers"])
         if callback := callback_of(scope["headers"]):
-            self.jobs.callbacks.check(callback)
+            callback = self.jobs.callbacks.check(callback)
         target, route, body = await read_request(self.registry, scope, receive, self.limit, JOB_SIZE)
         left_out = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
         kept = header_block(pair for pair in as_sent(scope) if pair[0].lower() not in left_out)
@@ -111,7 +112,7 @@ class JobRoutes:
         else:
             await self.jobs.add(new)
         if wait and (answer := await while_client_waits(self.jobs.wait(id, wait), receive)) is not None:
-            return _whole(answer, request_id, location, (b"preference-applied", b"wait=%d" % wait))
+            return self._whole(answer, request_id, location, (b"preference-applied", b"wait=%d" % wait))
         return _Response(202, headers, body)
 
     def _has(self, name: str, version: str) -> bool:
@@ -141,7 +142,13 @@ class JobRoutes:
         if answer is None:
             why = "was cancelled" if job.state == "cancelled" else "is done, and its answer has expired (job_retention)"
             return _failure(JobGone(f"Job {id} {why}. Send the request again for an answer."), job)
-        return _whole(answer, job.request_id.encode())
+        return self._whole(answer, job.request_id.encode())
+
+    def _whole(self, answer: StoredAnswer, request_id: bytes, *headers: Pair) -> _Response:
+        """Return the answer as a client that waited would have got it, with headers that say that it is a job's."""
+        status = answer.status or 500
+        own = answer_headers(status, pairs_of(answer.headers), confined=self.confined)
+        return _Response(status, (*own, *headers, (STATE, b"done")), answer.body, request_id)
 
     async def _progress(self, job: JobRecord) -> _Response:
         ahead, expected = await self.jobs.progress(job)
@@ -163,11 +170,6 @@ class _Response(NamedTuple):
     headers: tuple[Pair, ...]
     body: bytes
     request_id: bytes = b""
-
-
-def _whole(answer: StoredAnswer, request_id: bytes, *headers: Pair) -> _Response:
-    """As it would have come to a client that waited, and what says that it is a job's."""
-    return _Response(answer.status or 500, (*pairs_of(answer.headers), *headers, (STATE, b"done")), answer.body, request_id)
 
 
 def _failure(error: TsxError, job: JobRecord) -> _Response:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tsx_runtime import wire
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, check_status, handler_headers
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, answer_headers, check_status, handler_headers
 from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
@@ -53,6 +53,7 @@ class Predictions:
     counts: ResponseCounts
     describe: Callable[[str], dict[str, Any]]  # the OpenAPI document of one model
     timing_share: float = 0.0  # of the answers that have `Server-Timing` without being asked for it
+    confined: bool = False  # see `answer_headers`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
@@ -69,7 +70,7 @@ class Predictions:
                 job.trace(span, route)
             answer = await _answer(route, job, receive)
             check_status(answer.status)
-            headers = handler_headers(answer.headers)
+            headers = answer_headers(answer.status, handler_headers(answer.headers), confined=self.confined)
         except (ClientGone, ClientLeft):
             return
         except TsxError as error:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import check_status, handler_headers
+from tsx_runtime.api.headers import answer_headers, check_status, handler_headers
 from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.semantics import errors
@@ -42,6 +42,7 @@ class WorkflowPredictions:
     limit: int
     guard: Guard | None
     counts: ResponseCounts
+    confined: bool = False  # see `answer_headers`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = request_id_of(scope)
@@ -51,7 +52,8 @@ class WorkflowPredictions:
                 self.guard.check(scope["headers"])
             output = await self._answer(scope, receive, request_id)
             check_status(output.status)
-            status, headers, body = output.status, handler_headers(output.headers), output.body
+            status, body = output.status, output.body
+            headers = answer_headers(status, handler_headers(output.headers), confined=self.confined)
         except ClientGone:
             return
         except TsxError as error:

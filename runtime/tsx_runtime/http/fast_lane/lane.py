@@ -41,6 +41,7 @@ class LaneConfig(NamedTuple):
     log: AccessLog | None
     tracer: Tracer | None
     timing_share: float  # of answers that have Server-Timing without being asked for it
+    confined: bool  # see `answer_headers`
 
 
 class LaneApp(Protocol):
@@ -69,7 +70,7 @@ class Lane:
             )
         self.counts = config.counts
         self.bytes_in_flight = config.bytes_in_flight
-        self.response_heads = ResponseHeadCache(server_state, config.cors)
+        self.response_heads = ResponseHeadCache(server_state, config.cors, confined=config.confined)
         self.clients = config.clients
         self.log = config.log
         self.tracer = config.tracer

@@ -7,7 +7,7 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-from tsx_runtime.api.headers import Pair, check_status, handler_headers
+from tsx_runtime.api.headers import Pair, answer_headers, check_status, handler_headers
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.cors import missing
@@ -29,8 +29,9 @@ def _formed(form: Callable[[bytes], bytes], body: bytes) -> bytes:
 class ResponseHeadCache:
     """Writes what uvicorn would: its own headers first (the date, renewed each second), then the answer's."""
 
-    def __init__(self, server_state: ServerState, cors: tuple[Pair, ...] = ()) -> None:
-        """`cors` goes out with each answer that does not say the same itself."""
+    def __init__(self, server_state: ServerState, cors: tuple[Pair, ...] = (), *, confined: bool = False) -> None:
+        """`cors` goes out with each answer that does not say the same itself; `confined`: see `answer_headers`."""
+        self._confined = confined
         self.server_state = server_state
         self.cors = cors
         self._known: dict[tuple[int, bytes | tuple[Pair, ...]], tuple[bytes, bytes]] = {}  # by handlers' blocks, and by errors' pairs
@@ -41,9 +42,9 @@ class ResponseHeadCache:
         self.default = self.server_state.default_headers
         self._known.clear()
         # Of plain answers: 200, and no header of their own, or the one of JSON.
-        self.before, behind = _split_around_request_id(self.default, 200, self._with_cors(b""))
+        self.before, behind = _split_around_request_id(self.default, 200, self._pairs(200, b""))
         self.tails = TailCache(behind)
-        self.json_tails = TailCache(_split_around_request_id(self.default, 200, self._with_cors(JSON_HEADER))[1])
+        self.json_tails = TailCache(_split_around_request_id(self.default, 200, self._pairs(200, JSON_HEADER))[1])
 
     def split_around_request_id(self, status: int, block: bytes) -> tuple[bytes, bytes]:
         """The head of an answer before the request id, and after it. Raises `PredictionFailed` as `handler_headers` does."""
@@ -52,7 +53,7 @@ class ResponseHeadCache:
         known = self._known.get((status, block))
         if known is None:
             check_status(status)
-            known = self._remember(status, block, self._with_cors(block))
+            known = self._remember(status, block, self._pairs(status, block))
         return known
 
     def refusal(
@@ -74,8 +75,8 @@ class ResponseHeadCache:
         self._known[status, key] = known = _split_around_request_id(self.default, status, pairs)
         return known
 
-    def _with_cors(self, block: bytes) -> tuple[Pair, ...]:
-        pairs = handler_headers(block)
+    def _pairs(self, status: int, block: bytes) -> tuple[Pair, ...]:
+        pairs = answer_headers(status, handler_headers(block), confined=self._confined)
         return (*pairs, *missing(pairs, self.cors))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, MutableMapping
 from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
@@ -194,3 +194,11 @@ def as_sent(scope: Scope) -> list[Pair]:
     if len(names) != len(headers):
         return headers
     return [(name, value) for name, (_, value) in zip(names, headers, strict=True)]
+
+
+def without_headers(scope: Scope, left_out: Collection[bytes]) -> Scope:
+    """Return the scope without the headers of these names, which are in lower case."""
+    sent = as_sent(scope)
+    kept = [position for position, (name, _) in enumerate(scope["headers"]) if name not in left_out]
+    fields = {"headers": [scope["headers"][position] for position in kept]}
+    return {**scope, **fields, HEADER_NAMES: [sent[position][0] for position in kept]}

@@ -19,13 +19,14 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from tsx_runtime.api import samples
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.describe import memory_of
+from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.semantics.errors import NOT_FOUND
-from tsx_runtime.http.semantics.messages import HEADER_NAMES, Message, Receive, Scope, Send
+from tsx_runtime.http.semantics.messages import Receive, Scope, Send, without_headers
 from tsx_runtime.http.ui import state as uistate
 from tsx_runtime.metrics.exposition import Families
 
@@ -65,9 +66,7 @@ PACKED = HEADERS | VARIED | {"content-encoding": "gzip"}
 PREDICT = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
 VERBS = ("POST", "PUT")  # none with which a browser shows what it gets: the page sends the first, `curl -T` the second
-SECRET = (b"authorization", b"cookie")  # of the page's own; no handler's business
-CONFINED = DATA_HEADERS | {"content-security-policy": "sandbox; default-src 'none'"}  # an answer is data, whatever its handler calls it
-OVER_ORIGIN = frozenset({b"set-cookie", b"clear-site-data", b"strict-transport-security"})  # what would change more than this answer
+SECRET = frozenset(map(str.encode, CREDENTIALS))  # of the page itself; no handler sees them
 
 
 def build_router(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
@@ -177,7 +176,7 @@ class PlaygroundJobs(JobRoutes):
 
     async def _accept(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
         check_page(scope)
-        return await super()._accept(without_secrets(scope), receive, request_id)
+        return await super()._accept(without_headers(scope, SECRET), receive, request_id)
 
 
 @dataclass(eq=False)
@@ -192,16 +191,16 @@ class Playground(Predictions):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["path"] = f"/predictions/{scope['path'][len(PREDICT) :]}"  # in place: the access log reads the model from this scope
         if self.later is not None and self.later.accepts(scope):
-            await self.later(scope, receive, confining(send))
+            await self.later(scope, receive, send)
         else:
-            await super().__call__(scope, receive, confining(send))
+            await super().__call__(scope, receive, send)
 
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         check_page(scope)
 
     async def _job(self, scope: Scope, receive: Receive, request_id: bytes) -> Any:
         check_page(scope)
-        return await super()._job(without_secrets(scope), receive, request_id)
+        return await super()._job(without_headers(scope, SECRET), receive, request_id)
 
 
 def check_page(scope: Scope) -> None:
@@ -211,28 +210,6 @@ def check_page(scope: Scope) -> None:
     headers = dict(scope["headers"])
     if headers.get(b"sec-fetch-mode") == b"navigate" or headers.get(b"sec-fetch-site") == b"cross-site":
         raise ForeignOrigin("Only the web page at /ui/ may call this address from a browser; send predictions to the inference address.")
-
-
-def confining(send: Send) -> Send:
-    """A `send` of answers that no browser runs, shows in a page or takes orders from."""
-    ours = [(name.encode(), value.encode()) for name, value in CONFINED.items()]
-    replaced = OVER_ORIGIN | {name for name, _ in ours}
-
-    async def confined(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"] = [*(pair for pair in message["headers"] if pair[0] not in replaced), *ours]
-        await send(message)
-
-    return confined
-
-
-def without_secrets(scope: Scope) -> Scope:
-    kept = [position for position, (name, _) in enumerate(scope["headers"]) if name not in SECRET]
-    names = scope.get(HEADER_NAMES, ())
-    fields = {"headers": [scope["headers"][position] for position in kept]}
-    if len(names) == len(scope["headers"]):
-        fields[HEADER_NAMES] = [names[position] for position in kept]
-    return {**scope, **fields}
 
 
 def _json(value: Any) -> Response:

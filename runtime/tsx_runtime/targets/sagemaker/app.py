@@ -26,7 +26,7 @@ from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.routes.responses import read_object
-from tsx_runtime.http.semantics import errors
+from tsx_runtime.http.semantics import errors, messages
 from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, raw_path, read_body, rest_of, send_whole
 from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
 from tsx_runtime.targets.sagemaker import rows
@@ -143,7 +143,8 @@ class SageMakerApp:
         most = self.registry.settings.max_response_size
         given = accepted_form(_header(headers, b"accept") or self.environment.accept.encode("latin-1", "replace"), form)
         given = ROWS if form is ROWS else given
-        job_of = _job_maker(scope, target, form, route, partial(_line, given))
+        shown = messages.without_headers(scope, self.registry.hidden_headers.of(route.name))
+        job_of = _job_maker(shown, target, form, route, partial(_line, given))
         try:
             answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, most))
         except LineFailed as failure:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from tsx_runtime.worker.exceptions import InvalidInput, in_words
+from tsx_runtime.worker.generation import chat_templates
 from tsx_runtime.worker.generation.interface import GenerationEngine, Sampling, TextPiece, Tokens
 from tsx_runtime.worker.generation.metrics import ENGINE_EVERY, GenerationMetrics, TokenTimes
 from tsx_runtime.worker.generation.text import Detokenizer, StopStrings
@@ -41,6 +42,7 @@ class TextGenerator:
             raise InvalidInput("This model has no chat template, so it takes plain text only: send a prompt instead of messages.")
         if tools and "tools" not in str(template):
             raise InvalidInput("This model's chat template takes no tools: send the request without them.")
+        chat_templates.begin(self.context_length)
         try:
             text = self._tokenizer.apply_chat_template(
                 list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False

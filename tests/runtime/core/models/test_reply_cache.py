@@ -114,6 +114,9 @@ def test_an_answer_is_given_again_with_its_age_until_it_is_too_old() -> None:
         {"headers": [(b"url_path", b"deep/er")]},
         {"headers": [(b"explain", b"True")]},
         {"headers": [(b"authorization", b"Bearer x")]},
+        {"headers": [(b"Proxy-Authorization", b"Basic x")]},
+        {"headers": [(b"X-Api-Key", b"x")]},
+        {"headers": [(b"x-forwarded-user", b"ada")]},
         {"headers": [(b"X-User", b"ada")]},
     ],
 )
@@ -161,6 +164,9 @@ def test_some_requests_are_neither_answered_nor_stored(request_: dict[str, Any])
         (200, b"Cache-Control: private\r\n"),
         (200, b"cache-control: no-store\r\n"),
         (200, b"set-cookie: a=1\r\n"),
+        (200, b"vary: X-User\r\n"),
+        (200, b"Vary: Accept\r\nvary: accept, x-user\r\n"),
+        (200, b"vary: *\r\n"),
     ],
 )
 def test_some_answers_are_not_stored_and_those_who_waited_run_for_themselves(status: int, headers: bytes) -> None:
@@ -172,6 +178,17 @@ def test_some_answers_are_not_stored_and_those_who_waited_run_for_themselves(sta
     assert made.running == [waits]
     made.answer()
     assert (first.answers[0][0], waits.answers, made.cache.size) == (status, [(200, b"", b"of x")], 0)
+
+
+@pytest.mark.parametrize("vary", [b"Vary: X-User, Accept\r\n", b"vary:\r\n", b"vary: x-user,\r\nx-own: 1\r\n"])
+def test_an_answer_that_varies_by_headers_of_the_key_is_stored_for_each_of_them(vary: bytes) -> None:
+    made = model(key=("x-user",))
+    first, same, other = (Client(headers=[(b"x-user", name)]) for name in (b"ada", b"ada", b"bob"))
+    made.send(first)
+    made.answer(headers=vary)
+    made.send(same, other)
+    assert same.is_hit
+    assert made.running != []
 
 
 def test_a_stream_is_for_its_own_client() -> None:

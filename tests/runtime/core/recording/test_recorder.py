@@ -33,6 +33,11 @@ def test_headers_that_tell_who_asked_or_belong_to_the_connection_are_not_kept() 
     assert only.headers(block(*names, *kept)) == [("Content-Type", "v"), ("Accept-Language", "v")]
 
 
+def test_secrets_of_a_url_in_a_header_are_not_recorded() -> None:
+    found = HeaderFilter(None).headers("x-tsx-callback-url: https://a.example/?token=s3cret\r\n")
+    assert found == [("x-tsx-callback-url", "https://a.example/?token=***")]
+
+
 def test_parameters_that_tell_who_asked_are_not_kept() -> None:
     assert HeaderFilter(None).query("a=1&access_token=x&b=2&api%5Fkey=y&api-key=z&&Signature=s") == "a=1&b=2&"
 

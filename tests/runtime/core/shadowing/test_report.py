@@ -47,6 +47,12 @@ def test_headers_that_let_somebody_in_are_left_out() -> None:
     assert without_secrets(kept | dict.fromkeys(secret, "s3cret")) == kept
 
 
+def test_secrets_of_a_url_in_a_header_are_not_shown() -> None:
+    assert without_secrets({"x-tsx-callback-url": "https://a.example/?token=s3cret"}) == {
+        "x-tsx-callback-url": "https://a.example/?token=***"
+    }
+
+
 def test_of_a_body_the_beginning_is_kept() -> None:
     assert excerpt_of(b"abc") == Excerpt(b"abc", 3)
     assert excerpt_of(memoryview(b"x" * 5000)) == Excerpt(b"x" * CUT, 5000)

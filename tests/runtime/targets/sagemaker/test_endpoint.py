@@ -59,6 +59,8 @@ def answer(idx, body, together, context):
         context.set_response_header(idx, "X-Amzn-SageMaker-New-Session-Id", "s1; Expires=2030-01-01T00:00:00Z")
     if body == "hello":
         return body
+    if body == "cookie":
+        return [context.get_request_header(idx, "Cookie"), context.get_request_header(idx, "X-Own")]
     if body == "image":
         context.set_response_content_type(idx, "image/png")
         return b"png"
@@ -144,6 +146,11 @@ def test_csv_is_answered_as_csv_or_as_the_client_accepts_it(endpoint: tuple[Host
     assert answered["ContentType"] == "text/csv"
     answered = invoke(endpoint[1], b"a,1\nb,2\n", "text/csv", Accept="application/jsonlines")
     assert [json.loads(line)[0] for line in answered["Body"].read().splitlines()] == ["A,1", "B,2"]
+
+
+def test_the_model_of_a_line_does_not_see_hidden_headers(endpoint: tuple[Host, Any, Path]) -> None:
+    sent = {"Content-Type": "application/jsonlines", "Cookie": "a=1", "X-Own": "1"}
+    assert json.loads(endpoint[0].post("/invocations", b'"cookie"\n', sent).body) == [None, "1"]
 
 
 def test_a_bad_line_fails_the_request_and_is_named(endpoint: tuple[Host, Any, Path]) -> None:

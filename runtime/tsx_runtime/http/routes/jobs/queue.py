@@ -14,8 +14,10 @@ from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.responses import json_answer
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import JobRecord, JobState
+from tsx_runtime.shared.redaction import redacted
 
 MOST = 500  # jobs of one answer
+LAST = (1 << 63) - 1  # the greatest number that a store has for a job
 JobId = Annotated[str, Path(alias="id", description="id of the job: the last part of the Location of its 202")]
 
 
@@ -62,7 +64,7 @@ def build_router(jobs: Jobs, guard: Guard | None) -> APIRouter:
             JobState | Literal["failed"] | None, Query(description="in this state only; failed: done with a status of 400 or above")
         ] = None,
         limit: Annotated[int, Query(ge=1, le=MOST, description="how many at most")] = 100,
-        following: Annotated[int | None, Query(alias="next", description="`next` of the answer before")] = None,
+        following: Annotated[int | None, Query(alias="next", ge=1, le=LAST, description="`next` of the answer before")] = None,
     ) -> Response:
         if not await jobs.is_open():
             return json_answer(JobPage(jobs=[], next=None, counts={}, oldest=None))
@@ -113,4 +115,4 @@ def _known(id: str, job: JobRecord | None) -> JobRecord:
 
 
 def _job(record: JobRecord) -> JobDescription:
-    return JobDescription.model_validate(record._asdict())
+    return JobDescription.model_validate(record._asdict() | {"callback": redacted(record.callback)})

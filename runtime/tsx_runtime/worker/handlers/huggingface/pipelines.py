@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.generation import chat_templates
 from tsx_runtime.worker.generation.interface import TaskRequest
 from tsx_runtime.worker.handlers.huggingface import requests as read
 from tsx_runtime.worker.handlers.huggingface.loading import Loaded
@@ -63,6 +64,7 @@ class PipelineTask(Task):
             before, forward, after = self.pipeline._sanitize_parameters(**self.options(request))
             forward, after = {**self.pipeline._forward_params, **forward}, {**self.pipeline._postprocess_params, **after}
             for number, given in enumerate(request.inputs):
+                chat_templates.begin()
                 found = self.pipeline.preprocess(given, **{**self.pipeline._preprocess_params, **before})
                 for tensors in found if isinstance(found, Iterator) else (found,):
                     key = self.key(tensors, before), repr(sorted(forward.items()))

@@ -166,6 +166,15 @@ def test_a_chat_holds_its_images(served: Get) -> None:
     assert [each["generated_text"] for each in found] == [each["generated_text"] for each in wanted]
 
 
+def test_a_chat_template_that_writes_without_bound_is_refused(served: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = served("llava", "image-text-to-text")
+    monkeypatch.setattr(model.handler.task.pipeline.processor, "chat_template", "{{ messages[0].role * 1000000000 }}")
+    content = [{"type": "image", "image": text(IMAGES[0])}]
+    (bad,) = model.ask({"messages": [{"role": "user", "content": content}]})
+    assert bad.status == 400
+    assert "it writes much more than the model's context holds" in bad.message
+
+
 IMAGE, SOUND = text(IMAGES[0]), text(SOUNDS[0])
 BAD = [
     ("vit", "image-classification", b"no image at all", "are not a readable image"),

@@ -1,0 +1,112 @@
+"""Bounds what a chat template writes: a few characters of it may ask for gigabytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextvars import ContextVar
+from functools import partial, update_wrapper
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+LEAST, PER_TOKEN = 8 << 20, 1024  # characters of one rendering, and for each token of the model's context
+_characters_left = ContextVar("_characters_left", default=LEAST)
+_WIDENING = re.compile(  # filters and methods that write an argument, or so many characters, for each part of a value
+    "batch|center|expandtabs|format(_map)?|indent|join|[lr]just|pprint|replace|round|slice|string|sum|to(json|_bytes)"
+    "|translate|urlize|wordwrap|xmlattr|zfill"
+)
+
+
+def begin(context_length: int = 0) -> None:
+    """Let the next template that transformers renders write what a context of so many tokens may need."""
+    from transformers.utils import chat_template_utils  # an extra
+
+    chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
+    _characters_left.set(max(LEAST, PER_TOKEN * context_length))
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """A sandbox whose templates raise ValueError before they have written too much."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+    concat = staticmethod(lambda parts: "".join(map(_count, parts)))
+
+    def from_string(self, source: Any, *args: Any, **options: Any) -> Any:
+        widening = {name: old for name, old in self.filters.items() if _WIDENING.fullmatch(name)}
+        self.filters |= {name: update_wrapper(partial(_filter, old), old) for name, old in widening.items()}
+        self.filters |= {"tsx_count": _count, "tsx_items": _count_items}
+        self.globals.pop("lipsum", None)
+        self.finalize = _count
+        tree = self.parse(source)
+        for node in list(tree.find_all((nodes.For, nodes.Concat, nodes.Assign))):
+            if isinstance(node, nodes.For):
+                node.iter = nodes.Filter(node.iter, "tsx_items", [], [], None, None)
+            elif isinstance(node, nodes.Assign):
+                node.node = nodes.Filter(node.node, "tsx_count", [], [], None, None)
+            elif isinstance(node, nodes.Concat):
+                node.nodes = [nodes.Filter(part, "tsx_count", [], [], None, None) for part in node.nodes]
+        return super().from_string(tree, *args, **options)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "+":
+            _count([left, right])
+        elif isinstance(left, int | float) and isinstance(right, int | float):
+            _spend(_size(left) * int(right if operator == "**" else 2))
+        else:
+            text, factor = (right, left) if isinstance(left, int) else (left, right)
+            _price("format" if operator == "%" else "", text, *(factor if isinstance(factor, tuple) else (factor,)))
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, obj: Any, *args: Any, **options: Any) -> Any:
+        method = getattr(obj, "__wrapped__", obj)
+        if _WIDENING.fullmatch(name := getattr(method, "__name__", "")):
+            _price(name, getattr(method, "__self__", ""), *args, *options.values())
+        _count([arg for arg in (*args, *options.values()) if isinstance(arg, str)])  # a macro may call itself
+        return super().call(context, obj, *args, **options)
+
+
+def _filter(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    words = [list(arg) if isinstance(arg, Iterator) else arg for arg in args]
+    _price(function.__name__, *words[hasattr(function, "jinja_pass_arg") :], *options.values())
+    return function(*words, **options)
+
+
+def _price(name: str, value: Any, *args: Any) -> None:
+    """Count what a value becomes where the longest argument is written for each of its parts."""
+    if "format" in name and isinstance(value, str):  # its numbers are data, except for widths
+        data = args if re.search(r"\*|\{[^}]*\{", value) else [args]
+        args = (*data, *map(int, re.findall(r"\d{1,9}", value)))
+    longest = max((abs(arg) if isinstance(arg, int) else _size(arg) for arg in args), default=0)
+    _spend((1 + _size(value)) * (1 + longest))
+
+
+def _count(value: Any) -> Any:
+    _spend(_size(value))
+    return value
+
+
+def _count_items(values: Any) -> Any:
+    values = list(values) if isinstance(values, Iterator) else values
+    _spend(len(values) if isinstance(values, Collection) else 1)
+    return values
+
+
+def _size(value: Any) -> int:
+    """Return the characters of a value's text, at most."""
+    if isinstance(value, str | bytes | int):
+        return value.bit_length() // 3 + 1 if isinstance(value, int) else len(value)
+    size, parts = 1, [*value, *value.values()] if isinstance(value, Mapping) else value
+    for part in parts if isinstance(parts, Collection) else ():
+        size += 1 + _size(part)
+        if size > _characters_left.get():
+            break
+    return size
+
+
+def _spend(characters: int) -> None:
+    left = _characters_left.get() - max(characters, 1)
+    if left < 0:
+        raise ValueError("it writes much more than the model's context holds. Send shorter messages")
+    _characters_left.set(left)

@@ -1,0 +1,115 @@
+"""Answers of models on an address that also manages models: no browser shows them as pages of it, on any route."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.runtime.conftest import RunningServer
+from tests.support.models import make_model, make_war
+from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, StoredAnswer
+from tsx_runtime.wire import header_block
+
+pytestmark = pytest.mark.slow
+Start = Callable[..., AbstractContextManager[RunningServer]]
+PAGE = """
+from ts.handler_utils.utils import send_intermediate_predict_response
+
+
+def handle(data, context):
+    if data is None:
+        return None
+    for idx in range(len(data)):
+        context.set_response_content_type(idx, "text/html")
+        context.set_response_header(idx, "Set-Cookie", "a=b; Path=/")
+        context.set_response_header(idx, "Clear-Site-Data", "*")
+        if context.get_request_header(idx, "x-do") == "stream":
+            send_intermediate_predict_response(["<html>"], {idx: context.get_request_id(idx)}, "", 200, context)
+    return ["<script>alert(1)</script>"] * len(data)
+"""
+LATER = {"prefer": "respond-async"}
+KEYED = {"idempotency-key": "k-1"}
+
+
+def is_confined(answer: httpx.Response) -> bool:
+    """Whether it is; fails for one that is neither confined nor as its model made it."""
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "text/html"
+    confining = answer.headers.keys() & {"content-security-policy", "x-content-type-options", "cross-origin-resource-policy"}
+    own = answer.headers.keys() & {"set-cookie", "clear-site-data"}
+    assert (len(confining), len(own)) in ((3, 0), (0, 2)), answer.headers
+    return not own
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("confinement")
+    make_model(directory / "page.mar", PAGE)
+    make_war(directory / "flow.war", "models: {m1: {url: page.mar}}\ndag: {m1: []}", None)
+    return directory
+
+
+def serve(start_server: Start, shelf: Path, listeners: Any) -> AbstractContextManager[RunningServer]:
+    return start_server(listeners, model_store=shelf, workflow_store=shelf, cache_dir=shelf / "cache")
+
+
+def prepare(server: RunningServer) -> None:
+    server.register("page.mar", initial_workers=1)
+    assert server.management.post("/workflows", params={"url": "flow.war"}).status_code == 200
+    headers = header_block([(b"content-type", b"text/html"), (b"set-cookie", b"a=b"), (b"clear-site-data", b"*")])
+    answer = StoredAnswer(200, headers, b"<html>", expires=time.time() + 600)
+    server.call(lambda: server.jobs.store.put_answer(AnswerKey(PRECOMPUTED, "page", "a"), answer))
+
+
+@pytest.fixture(scope="module")
+def together(start_server: Start, shelf: Path) -> Iterator[RunningServer]:
+    with serve(start_server, shelf, [("inference", "management", "metrics")]) as server:
+        prepare(server)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def apart(start_server: Start, shelf: Path) -> Iterator[RunningServer]:
+    with serve(start_server, shelf, [("inference",), ("management", "metrics")]) as server:
+        prepare(server)
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("path", "lane", "headers"),
+    [
+        ("/predictions/page", "fast", {}),
+        ("/predictions/page", "framework", {}),
+        ("/predictions/page", "fast", {"x_do": "stream"}),
+        ("/predictions/page", "framework", {"x_do": "stream"}),
+        ("/explanations/page", "fast", {}),
+        ("/wfpredict/flow", "fast", {}),
+        ("/predictions/page", "fast", {"prefer": "respond-async, wait=60"}),
+        ("/predictions/page", "fast", KEYED),
+    ],
+)
+def test_an_answer_is_confined_on_the_management_address_and_as_it_was_made_elsewhere(
+    together: RunningServer, apart: RunningServer, path: str, lane: str, headers: dict[str, str]
+) -> None:
+    assert is_confined(together.ask(path=path, lane=lane, **headers))
+    assert not is_confined(apart.ask(path=path, lane=lane, **headers))
+
+
+def test_an_answer_that_was_computed_in_advance_is_confined_like_others(together: RunningServer, apart: RunningServer) -> None:
+    assert is_confined(together.inference.get("/predictions/page/precomputed/a"))
+    assert not is_confined(apart.inference.get("/predictions/page/precomputed/a"))
+
+
+def test_the_answer_of_a_job_is_confined_on_the_management_address_alone(
+    apart: RunningServer, until: Callable[[Callable[[], object]], None]
+) -> None:
+    job = apart.ask(path="/predictions/page", **LATER).headers["location"]
+    until(lambda: apart.inference.get(job).status_code == 200)
+    assert not is_confined(apart.inference.get(job))
+    assert is_confined(apart.management.get(job))

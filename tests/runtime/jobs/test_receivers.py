@@ -1,0 +1,67 @@
+"""Which receivers of callbacks get a call: a few at a time, and none for a while where calls keep failing."""
+
+from __future__ import annotations
+
+import math
+
+from tsx_runtime.jobs.receivers import AT_ONCE, FAILURES, LONGEST_PAUSE, REMEMBERED, Receivers, receiver_of
+
+A, B = "https://a.example/", "https://b.example:8443/"
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def call(receivers: Receivers, receiver: str, *, failed: bool) -> None:
+    receivers.begin(receiver)
+    receivers.end(receiver, failed=failed)
+
+
+def test_a_receiver_is_the_beginning_of_its_urls() -> None:
+    assert receiver_of("https://b.example:8443/done/x?y=/") == B
+
+
+def test_a_receiver_gets_a_few_calls_at_a_time_and_one_where_the_last_failed() -> None:
+    receivers = Receivers(Clock())
+    for _ in range(AT_ONCE):
+        assert receivers.closed() == {}
+        receivers.begin(A)
+    assert receivers.closed() == {A: math.inf}
+    receivers.end(A, failed=True)
+    assert receivers.closed() == {A: math.inf}
+    receivers.end(A, failed=False)
+    assert receivers.closed() == {}
+
+
+def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer_until_it_answers() -> None:
+    clock = Clock()
+    receivers = Receivers(clock)
+    for _ in range(FAILURES - 1):
+        call(receivers, A, failed=True)
+        assert receivers.closed() == {}
+    pauses = []
+    for _ in range(1100):  # beyond what a power of two may be
+        call(receivers, A, failed=True)
+        pauses.append(receivers.closed()[A])
+        call(receivers, B, failed=False)
+        clock.now += pauses[-1]
+        assert receivers.closed() == {}
+    assert pauses[:3] == [2.0**FAILURES, 2.0 ** (FAILURES + 1), 2.0 ** (FAILURES + 2)]
+    assert pauses[-1] == LONGEST_PAUSE
+    call(receivers, A, failed=False)
+    call(receivers, A, failed=True)
+    assert receivers.closed() == {}
+
+
+def test_a_bounded_number_of_failing_receivers_is_remembered() -> None:
+    receivers = Receivers(Clock())
+    names = [f"https://{number}.example/" for number in range(REMEMBERED + 1)]
+    for name in names:
+        for _ in range(FAILURES):
+            call(receivers, name, failed=True)
+    assert list(receivers.closed()) == names[1:]

@@ -1,0 +1,114 @@
+"""What chat templates may write: as much as the model's context can hold, and nothing that grows without bound."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.language_models import bpe_tokenizer
+from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.generation import chat_templates
+from tsx_runtime.worker.generation.generator import TextGenerator
+
+CONTEXT = 256
+LEAST = 1 << 18  # characters
+MOST = 16 << 20  # bytes of memory
+TEXT = "{% set ns = namespace(t='x' * 10000, l=[]) %}"
+GROWING = {
+    "an operator": "{{ messages[0].content[:1] * 1000000000 }}",
+    "an operator, the other way round": "{{ 1000000000 * 'x' }}",
+    "a list": "{{ ['x'] * 100000000 }}",
+    "a power": "{{ 10 ** 1000000000 }}",
+    "squares": "{% set ns = namespace(n=10) %}{% for i in range(40) %}{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n }}",
+    "a sum": "{% set ns = namespace(t='xx') %}{% for i in range(40) %}{% set ns.t = ns.t + ns.t %}{% endfor %}{{ ns.t }}",
+    "a concatenation": "{% set ns = namespace(t='xx') %}{% for i in range(40) %}{% set ns.t = ns.t ~ ns.t %}{% endfor %}{{ ns.t }}",
+    "many parts": TEXT + "{{ [ns.t" + " ~ ns.t" * 500 + "] | length }}",
+    "a width": "{{ '%1000000000d' % 1 }}",
+    "a width that is an argument": "{{ '%*d' % (1000000000, 1) }}",
+    "a format": "{{ '{:1000000000}'.format('x') }}",
+    "a nested format": "{{ '{:{}}'.format('x', 1000000000) }}",
+    "a formatting filter": "{{ '%1000000000d' | format(1) }}",
+    "center": "{{ 'x' | center(1000000000) }}",
+    "a mapped filter": "{{ ['x'] | map('center', 1000000000) | join }}",
+    "indent": TEXT + "{{ ('x\n' * 100000) | indent(10000) }}",
+    "join": TEXT + "{{ range(10000) | join(ns.t) }}",
+    "replace": TEXT + "{{ ('x' * 10000) | replace('x', ns.t) }}",
+    "ljust": "{{ 'x'.ljust(1000000000) }}",
+    "zfill": "{{ 'x'.zfill(1000000000) }}",
+    "a method that has another name": "{% set f = 'x'.ljust %}{{ f(1000000000) }}",
+    "the method replace": TEXT + "{{ ('x' * 10000).replace('x', ns.t) }}",
+    "the method join": TEXT + "{{ ns.t.join(['x'] * 10000) }}",
+    "bytes of a number": "{{ (5).to_bytes(1000000000, 'big') | length }}",
+    "tabs": "{{ ('\t' * 1000).expandtabs(1000000) }}",
+    "json": "{{ [[1]] | tojson(indent=1000000000) }}",
+    "nested lists": "{% set ns = namespace(l=['x']) %}{% for i in range(40) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
+    "a chain of lists": TEXT + "{% for i in range(10000) %}{% set ns.l = [ns.l, ns.t[i:]] %}{% endfor %}",
+    "output": TEXT + "{% for i in range(10000) %}{{ ns.t }}{% endfor %}",
+    "output that is kept": TEXT + "{% set t %}{% for i in range(10000) %}{{ ns.t[i:] }}{% endfor %}{% endset %}",
+    "text in loops": (
+        "{% macro m() %}{% for i in range(9999) %}{% for j in range(99999) %}x{% endfor %}{% endfor %}{% endmacro %}{{ m() }}"
+    ),
+    "text in loops over letters": TEXT + "{% set u %}{% for i in ns.t %}{% for j in ns.t %}x{% endfor %}{% endfor %}{% endset %}",
+    "a macro that calls itself": TEXT + "{% macro m(t) %}{% if t %}{{ m(t[1:]) }}{% endif %}{% endmacro %}{{ m(ns.t) }}",
+}
+PLAIN = {
+    "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ m.role }}: {{ m.content | trim }}\n{% endfor %}": "1/1 user: hello",
+    "{{ '%05.1f|%-4s|%d' % (1.5, 'a', 1700000000) }} {{ '{:>4}'.format('a') }} {{ '%d' | format(1700000000) }}": (
+        "001.5|a   |1700000000    a 1700000000"
+    ),
+    "{{ messages | tojson(indent=1) | replace('\"', '') }}": "[\n {\n  role: user,\n  content: hello\n }\n]",
+    "{{ ['a', 'b'] | join(', ') }}{{ '-' * 3 }}{{ 7 % 4 }}{{ 2 ** 0.5 > 1 }}{{ 1.5 * 1700000000 }}{{ 1700000000 * 1000 }}": (
+        "a, b---3True2550000000.01700000000000"
+    ),
+    "{% set ns = namespace(t='') %}{% for m in messages * 3 %}{% set ns.t = ns.t + m['content'] ~ loop.index %}{% endfor %}{{ ns.t }}": (
+        "hello1hello2hello3"
+    ),
+    "{% macro f(t, n=2) %}{{ t | upper | indent(n) }}{% endmacro %}{{ f('a') }}{% set t %}b{% endset %}{{ t }}{{ none }}": "AbNone",
+    "{% for k, v in {'a': 1}.items() if v %}{{ k }}{{ v }}{% else %}no{% endfor %}{% for x in nothing %}{% endfor %}": "a1",
+    "{% for t in tree recursive %}{{ t.n }}{{ loop(t.c) }}{% endfor %}": "",
+    "{% generation %}{{ messages[0]['content'][:2] }}{% endgeneration %}{{ messages | map(attribute='role') | list }}": "he['user']",
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Iterator[Any]:
+    tokenizer = bpe_tokenizer()
+    before = tokenizer.chat_template
+    yield tokenizer
+    tokenizer.chat_template = before
+
+
+def generator(tokenizer: Any, template: str) -> TextGenerator:
+    tokenizer.chat_template = template
+    engine: Any = SimpleNamespace(context_length=CONTEXT, adapters=())
+    metrics: Any = None
+    return TextGenerator(tokenizer, engine, None, len(tokenizer), metrics)
+
+
+@pytest.mark.parametrize("template", GROWING.values(), ids=GROWING)
+def test_a_template_that_writes_too_much_is_refused_before_it_has(tokenizer: Any, template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_templates, "LEAST", LEAST)
+    made = generator(tokenizer, template)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidInput, match="chat template refuses these messages: ValueError: it writes much more"):
+            made.encode_chat([{"role": "user", "content": "hello"}])
+        assert tracemalloc.get_traced_memory()[1] < MOST
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("template", "text"), PLAIN.items())
+def test_what_templates_write_otherwise_is_the_same(tokenizer: Any, template: str, text: str) -> None:
+    made = generator(tokenizer, template)
+    assert made.decode(made.encode_chat([{"role": "user", "content": "hello"}])).strip() == text
+
+
+def test_each_rendering_may_write_as_much_as_the_first(tokenizer: Any) -> None:
+    made = generator(tokenizer, "{{ ('x' * (messages[0].content | length)) | length }}")
+    for _ in range(5):
+        assert made.decode(made.encode_chat([{"role": "user", "content": "y" * 3_000_000}])) == "3000000"
