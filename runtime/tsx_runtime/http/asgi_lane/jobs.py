@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.client_limits import calling
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, shown_headers
 from tsx_runtime.api.priority import priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
@@ -93,7 +93,7 @@ class JobRoutes:
             self.jobs.callbacks.check(callback)
         target, route, body = await read_request(self.registry, scope, receive, self.limit, JOB_SIZE)
         left_out = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
-        kept = header_block(pair for pair in as_sent(scope) if pair[0].lower() not in left_out)
+        kept = header_block(shown_headers(as_sent(scope), left_out))
         request = StoredRequest(request_id.decode(), scope["method"], scope["path"], scope["query_string"], kept, body)
         deadline = None if timeout_ms is None else time.time() + timeout_ms / 1000
         id = secrets.token_hex(16)
