@@ -31,7 +31,8 @@ _SPOKEN_FOR = frozenset(
         *(b"x-real-ip", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-proto"),
     )
 )
-_OURS = {b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer", b"x-request-id"}
+_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer"))
+_OURS = {*_FRAMING, b"x-request-id"}
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -83,6 +84,12 @@ def handler_headers(block: bytes) -> tuple[Pair, ...]:
         if name not in _OURS:
             pairs.append((name, value))
     return (*pairs, *(pair for pair in NO_CACHE if pair[0] not in names))
+
+
+def stored_headers(block: bytes) -> list[Pair]:
+    """Return the headers of a stored answer, without what would end them early: other programs may write to a shared store."""
+    pairs = ((name, value) for line in block.split(b"\r\n") for name, _, value in [line.partition(b": ")])
+    return [pair for pair in pairs if is_header(*pair) and pair[0].lower() not in _FRAMING]
 
 
 def check_status(status: int) -> None:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.client_limits import calling
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, shown_headers
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, shown_headers, stored_headers
 from tsx_runtime.api.priority import priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
@@ -39,7 +39,7 @@ from tsx_runtime.http.semantics.messages import (
 )
 from tsx_runtime.jobs.keyed_runs import KeyedRequest
 from tsx_runtime.jobs.service import Jobs
-from tsx_runtime.jobs.store import JobRecord, NewJob, StoredAnswer, StoredRequest, pairs_of
+from tsx_runtime.jobs.store import JobRecord, NewJob, StoredAnswer, StoredRequest
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.wire import header_block
 
@@ -167,7 +167,7 @@ class _Response(NamedTuple):
 
 def _whole(answer: StoredAnswer, request_id: bytes, *headers: Pair) -> _Response:
     """As it would have come to a client that waited, and what says that it is a job's."""
-    return _Response(answer.status or 500, (*pairs_of(answer.headers), *headers, (STATE, b"done")), answer.body, request_id)
+    return _Response(answer.sound_status, (*stored_headers(answer.headers), *headers, (STATE, b"done")), answer.body, request_id)
 
 
 def _failure(error: TsxError, job: JobRecord) -> _Response:

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 
+from tsx_runtime.api.headers import stored_headers
 from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.semantics import urls
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey
-from tsx_runtime.wire import parse_header_block
 
 _DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {"description": "what the handler returned in the batch", "content": {"*/*": {"schema": {}}}}
@@ -35,6 +35,7 @@ def build_router(jobs: Jobs) -> APIRouter:
         if found is None or found.status is None:
             text = f"No answer of {model} is stored under {key!r}, or it has expired."
             raise ResourceNotFound(f"{text} `tsx batch -o jobs+sqlite:///FILE` stores answers.")
-        return Response(found.body, found.status, headers=dict(parse_header_block(found.headers.decode("latin-1"))))
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in stored_headers(found.headers)}
+        return Response(found.body, found.sound_status, headers=headers)
 
     return router
