@@ -73,7 +73,7 @@ def main() -> None:
 
 def compared(name: str, urls: list[str], script: Path, connections: int, options: argparse.Namespace, noise: machine.Noise) -> str:
     for url in urls:
-        load(url, script, connections, 1)  # warms up, and tsx finds out that requests can be put together
+        load(url, script, connections, 1)  # warms up
     turns = []
     for number in range(options.rounds):
         noise.sample()
@@ -94,6 +94,7 @@ def both(place: Path, name: str) -> Iterator[list[str]]:
     code = place / "model" / "code"
     code.mkdir(parents=True)
     (code / "inference.py").write_text(ONE_THREAD + PROGRAMS[name])
+    (code.parent / "model-config.yaml").write_text("independentRows: true\n")
     ours, theirs = servers.free_ports(2)
     environment = servers.clean_environment()
     own = {"SAGEMAKER_BASE_DIR": str(place), "SAGEMAKER_BIND_TO_PORT": str(ours), "TSX_TARGET": "sagemaker", "TSX_JOB_QUEUE_SIZE": "1000"}

@@ -113,7 +113,14 @@ FLOORS: dict[str, list[set[str]]] = {
         {"scheduling"},
         {"telemetry", "placement", "environments", "isolation", "concurrency", "persistence"},
     ],
-    "tsx_runtime.http": [{"app"}, {"ui"}, {"asgi_lane"}, {"fast_lane", "routes"}, {"websocket"}, {"connection_clock", "semantics"}],
+    "tsx_runtime.http": [
+        {"app"},
+        {"ui"},
+        {"asgi_lane"},
+        {"fast_lane", "routes"},
+        {"websocket"},
+        {"connection_clock", "semantics", "turns"},
+    ],
 }
 PACKAGES = ("tsx_archiver", "tsx_cli", "tsx_client", "tsx_runtime")  # whose files import each other in no circle
 # The floors inside the command line, the lowest first: what stands in one row may import the rows above it, and not its neighbours.

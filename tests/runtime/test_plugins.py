@@ -34,6 +34,13 @@ def failing(*given):
     raise RuntimeError("broken on purpose")
 
 
+def exiting(*given):
+    raise SystemExit("why")
+
+
+leaving = Endpoint("/leaving", exiting)
+
+
 def negative(waiting):
     return -5
 """
@@ -49,6 +56,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
     def install(**groups: dict[str, str]) -> None:
         install_plugins(tmp_path, M, CODE, groups)
+        (tmp_path / "a_module_that_exits.py").write_text("raise SystemExit(3)")
 
     return install
 
@@ -110,6 +118,28 @@ def test_endpoints_that_begin_alike_are_behind_one_token() -> None:
     check_paths([Endpoint("/mine/a", answer), Endpoint("/mine/b", answer), Endpoint("/ping", answer)])
     with pytest.raises(SettingError, match="endpoints below /mine have another role"):
         check_paths([Endpoint("/mine/a", answer), Endpoint("/mine/b", answer, role="management")])
+
+
+def test_a_name_that_two_packages_provide_is_refused(install: Install, tmp_path: Path) -> None:
+    install(endpoints={"mine": f"{M}:endpoint", "own": f"{M}:endpoint"})
+    install_plugins(tmp_path, f"{M}_too", CODE, {"endpoints": {"mine": f"{M}_too:endpoint"}})
+    with pytest.raises(SettingError, match=f"'mine' is in two packages, {M}(_too)? and {M}(_too)?; uninstall one"):
+        load_plugins(["mine"])
+    assert list(load_plugins(["own"]).endpoints) == ["own"]
+
+
+def test_a_plugin_that_exits_fails_and_ends_nothing(install: Install) -> None:
+    install(authentication={"exiting": f"{M}:exiting"}, sources={"exits": "a_module_that_exits:x"})
+    with pytest.raises(RuntimeError, match=r"the plugin 'exiting' called sys.exit\('why'\)"):
+        load_plugins(["exiting"]).authentication["exiting"]("inference", {})
+    with pytest.raises(SettingError, match="the plugin 'exits' does not load: a_module_that_exits:x: SystemExit"):
+        load_plugins(["exits"])
+
+
+def test_an_endpoint_that_exits_is_answered_as_one_that_fails(start_server: Callable[..., Any], install: Install, error_of: Any) -> None:
+    install(endpoints={"leaving": f"{M}:leaving"})
+    with start_server(plugins=["leaving"]) as server:
+        assert error_of(server.inference.get("/leaving"))[1].startswith("The endpoint /leaving failed: SystemExit")
 
 
 def test_an_endpoint_writes_no_line_of_the_head_that_is_not_its_own() -> None:

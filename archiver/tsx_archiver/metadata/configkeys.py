@@ -169,6 +169,7 @@ TSX_KEYS = (
     ConfigKey("cache", "cache", read_cache),
     ConfigKey("overlapPreprocessing", "overlap_preprocessing", flag_or_auto),
     ConfigKey("retryFailedBatch", "retry_failed_batch", flag),
+    ConfigKey("independentRows", "independent_rows", flag),
     ConfigKey("weightsOnly", "weights_only", flag),
     ConfigKey("init_args", "init_args", plain_arguments),
     ConfigKey("threads", "threads", whole(1)),

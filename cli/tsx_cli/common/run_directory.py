@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.locks import FileLock
-from tsx_archiver.storage.private_directory import is_trusted, private_opener
+from tsx_archiver.storage.private_directory import check_directory, is_trusted, private_opener
 from tsx_cli.common.failure import CliError, UsageError
 
 NAME = "journal.jsonl"
@@ -116,7 +116,10 @@ def read_journal_file(
     """`begin` makes a JournaledRun, to which `add` adds the later entries. Raises CliError if there is nothing to resume."""
     path = directory / NAME
     try:
+        check_directory(directory)  # What it names is run: a model, a metric, and forms that are compiled code.
         text = path.read_text(encoding="utf-8", errors="replace")
+    except PermissionError as error:
+        raise CliError(f"--resume: {error.strerror}; name the directory of a run of your own") from error
     except OSError as error:
         raise CliError(f"--resume: '{path}' cannot be read ({error.strerror}); name the directory of a run of {journal.command}") from error
     lines = text.removesuffix("\n").split("\n") if text else []  # JSON may contain what str.splitlines takes for line ends

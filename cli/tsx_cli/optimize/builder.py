@@ -20,12 +20,11 @@ from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, REFERENCE, FormRecord, KeptForms
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_cli.bench.measure.modelconfig import with_keys
-from tsx_cli.bench.measure.standalone_worker import WorkerSpec, batch_of, how_it_ended, last_lines, worker_spec
+from tsx_cli.bench.measure.standalone_worker import WorkerSpec, batch_of, how_it_ended, last_lines, model_variables, worker_spec
 from tsx_cli.bench.measure.variants import lay_out
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.optimize.write_back import BuiltForm
 from tsx_runtime import wire
-from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
 from tsx_runtime.shared.safe_path import CLEAN
 from tsx_runtime.wire import Item, Kind
 
@@ -77,7 +76,7 @@ class FormBuilder:
             return self._fresh.get(name)
         try:
             given = json.loads(self._record_file(name).read_text(encoding="utf-8"))
-            return BuiltForm(FormRecord(**given), self.kept / name)
+            return BuiltForm(replace(FormRecord(**given), name=name), self.kept / name)
         except (OSError, ValueError, TypeError):
             return None
 
@@ -92,7 +91,7 @@ class FormBuilder:
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
             raise
-        record = replace(FormRecord(**report["record"]), measured={"build_seconds": time.monotonic() - begun})
+        record = replace(FormRecord(**report["record"]), name=name, measured={"build_seconds": time.monotonic() - begun})
         with whole_file(self._record_file(name)) as file:  # last: a form without its record was not built completely
             file.write(json.dumps(asdict(record)).encode())
         self._fresh[name] = BuiltForm(record, directory)
@@ -132,8 +131,8 @@ class FormBuilder:
 
     def _code(self, order: bytes, seconds: float, log: IO[bytes]) -> int | None:
         """The return code of the build process; None if it ran out of time and was killed."""
-        command, environment = [sys.executable, "-c", PROGRAM], {**DEFAULTS, **os.environ}
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True)
+        command, variables = [sys.executable, "-c", PROGRAM], model_variables()
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=variables, start_new_session=True)
         self._process = process
         try:
             process.communicate(order, max(0.1, seconds))

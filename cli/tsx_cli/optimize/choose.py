@@ -37,7 +37,6 @@ ORDER = (
     "torchscript",
     "compile",
     "int8-dynamic",
-    "onnx-int8-dynamic",
     "int4-weights",
     "pruned-25",
     "pruned-50",

@@ -46,7 +46,7 @@ def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path 
         text = with_keys(config_text(archive), {"forms": names})
     members: dict[str, bytes | Path] = {}
     for form in forms:
-        files = sorted(file for file in form.directory.rglob("*") if file.is_file())
+        files = sorted(file for file in form.directory.rglob("*") if file.is_file() and not file.is_symlink())
         members |= {f"{form.record.directory}/{file.relative_to(form.directory).as_posix()}": file for file in files}
     members |= {FORMS_FILE: kept.content(), config: text.encode()}  # last: in a directory they name files that are there
     rewrite_archive(path, members, remove=[FORMS_DIRECTORY], model={"configFile": config}, limits=archive_limits())

@@ -6,11 +6,12 @@ from __future__ import annotations
 import itertools
 import re
 import uuid
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import TypeAlias
 
-from tsx_runtime.errors import PredictionFailed
+from tsx_runtime.errors import BadRequest, PredictionFailed
 
 _drawn = str(uuid.uuid4())
 _DRAWN = _drawn[:24].encode()
@@ -24,9 +25,43 @@ NO_CACHE: tuple[Pair, ...] = (
 
 
 JSON: Pair = (b"content-type", b"application/json")
-_OURS = {b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer", b"x-request-id"}
+# Headers by which a server, a proxy or a credential speaks: no handler sees another spelling of one, with "_" for "-".
+_SPOKEN_FOR = frozenset(
+    (
+        *(b"authorization", b"proxy-authorization", b"content-type", b"content-length", b"transfer-encoding", b"x-request-id"),
+        *(b"x-real-ip", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-proto"),
+    )
+)
+_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer"))
+_OURS = {*_FRAMING, b"x-request-id"}
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+
+
+def clashing_names(headers: Iterable[Pair]) -> list[str]:
+    """Return the names that differ only in "_" and "-", which WSGI and CGI take for one; `headers` are in lower case."""
+    names = {name for name, _ in headers}
+    if not any(b"_" in name for name in names):
+        return []
+    counts = Counter(name.replace(b"_", b"-") for name in names)
+    return sorted(name.decode("latin-1") for name in names if counts[name.replace(b"_", b"-")] > 1)
+
+
+def check_distinct(headers: Iterable[Pair]) -> None:
+    """Raises BadRequest."""
+    if names := clashing_names(headers):
+        raise BadRequest(f"The request has headers whose names differ only in '_' and '-': {', '.join(names[:5])}. Send one of them.")
+
+
+def shown_headers(headers: Iterable[Pair], left_out: Collection[bytes]) -> list[Pair]:
+    """Return what a handler sees of a request's headers: none of `left_out`, in no spelling."""
+    taken = {name.replace(b"_", b"-") for name in left_out}
+    return [pair for pair in headers if not _is_taken(pair[0].lower(), taken)]
+
+
+def _is_taken(name: bytes, taken: Collection[bytes]) -> bool:
+    hyphenated = name.replace(b"_", b"-")
+    return hyphenated in taken or (hyphenated != name and hyphenated in _SPOKEN_FOR)
 
 
 def is_header(name: bytes, value: bytes) -> bool:
@@ -74,6 +109,12 @@ def answer_headers(status: int, headers: Iterable[Pair], *, confined: bool) -> t
     if 300 <= status <= 399:  # a browser would repeat the request at any path of the address
         left_out |= {b"location"}
     return (*(pair for pair in headers if pair[0] not in left_out), *_CONFINEMENT)
+
+
+def stored_headers(block: bytes) -> list[Pair]:
+    """Return the headers of a stored answer, without what would end them early: other programs may write to a shared store."""
+    pairs = ((name, value) for line in block.split(b"\r\n") for name, _, value in [line.partition(b": ")])
+    return [pair for pair in pairs if is_header(*pair) and pair[0].lower() not in _FRAMING]
 
 
 def check_status(status: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import grpc
 
 from tsx_runtime import wire
-from tsx_runtime.api.headers import Pair, check_status, new_request_id
+from tsx_runtime.api.headers import Pair, check_status, new_request_id, shown_headers
 from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
@@ -45,8 +45,7 @@ class PendingRequest:
         if remaining is not None:
             due = now + remaining if due is None else min(due, now + remaining)
         self.id = request_id.decode()
-        left_out = hidden.of(route.name)
-        shown = [pair for pair in headers if pair[0] not in left_out]
+        shown = shown_headers(headers, hidden.of(route.name))
         self.route = route
         self.job = WaitingJob(wire.request_meta(self.id, b"", [*shown, *own]), body, now, due, priority)
         self._answer: Answer | None = None

@@ -15,6 +15,7 @@ import grpc
 from tsx_runtime.api.access_log import AccessLog
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.client_limits import ClientLimits
+from tsx_runtime.api.headers import check_distinct
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
 from tsx_runtime.errors import InvalidToken, TooManyRequests, TsxError
 from tsx_runtime.grpc.admission import Admission, Admissions, Call, current_call
@@ -63,8 +64,10 @@ class Service(grpc.GenericRpcHandler):
             return None
         try:
             method.admission.check()
+            headers = as_headers(handler_call_details.invocation_metadata or ())
             if self._guard is not None and not method.open_to_all:
-                self._guard.check(as_headers(handler_call_details.invocation_metadata or ()))
+                self._guard.check(headers)
+            check_distinct(headers)
         except Exception as error:  # the boundary of a call
             return self._refusing(method.name, error)
         current_call.set(Call(method.admission))

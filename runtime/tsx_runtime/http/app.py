@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from tsx_runtime.api.access_log import access_log
 from tsx_runtime.api.auth import Guard, build_guards
 from tsx_runtime.api.client_limits import HOLD, Caller, ClientLimits, calling, client_limits
-from tsx_runtime.api.headers import NO_CACHE
+from tsx_runtime.api.headers import NO_CACHE, check_distinct
 from tsx_runtime.api.origins import check_one_host
 from tsx_runtime.api.tokens import Keys, build_keys
 from tsx_runtime.core.registry.registry import Registry
@@ -176,6 +176,7 @@ class ServerApp(FastAPI):
             send = await limited(self.clients, scope, send)
         if "aws.event" not in scope:  # on Lambda a service has read the request's head
             check_one_host(scope["headers"], scope["http_version"])
+        check_distinct(scope["headers"])
         return send
 
     def _keyed(self, app: App, scope: Scope) -> App:

@@ -16,6 +16,14 @@ STATEMENT_TIMEOUT = 60_000  # ms; nothing that a store does takes as long
 TABLES_LOCK = 0x7478_6A6F  # any number that no other application takes: servers that start together make the tables one after the other
 
 
+# Triggers, functions and operators in the schema run as this server's user.
+FOREIGN = """
+SELECT nspname, has_schema_privilege('public', oid, 'CREATE'), (
+  SELECT min(relname) FROM pg_class WHERE relnamespace = s.oid AND left(relname, 4) = 'tsx_' AND NOT pg_has_role(relowner, 'USAGE'))
+FROM pg_namespace AS s WHERE nspname = current_schema()
+"""
+
+
 class PostgresStore(SqlStore):
     """Jobs are claimed by FOR UPDATE SKIP LOCKED, and are the claiming server's while it renews their leases. Times are the database's."""
 
@@ -41,6 +49,14 @@ class PostgresStore(SqlStore):
 
     def prepare(self, session: Session) -> None:
         session.run("SELECT pg_advisory_xact_lock(?)", TABLES_LOCK)
+        session.run("SELECT set_config('search_path', quote_ident(current_schema()), false)")
+        for schema, is_open, planted in session.rows(FOREIGN):
+            if is_open or planted:
+                fault = f"the table {planted} in its schema {schema} belongs to another user, whose triggers would run as this server"
+                if is_open:
+                    fault = f"any user of the database can put functions into its schema {schema}, which would run as this server"
+                text = f"jobs_store, {self._shown}, is refused: {fault}. Drop what others have made there, and REVOKE CREATE ON SCHEMA"
+                raise StoreUnavailable(f"{text} {schema} FROM PUBLIC; or append ?options=-csearch_path%3DSCHEMA to the URL", retry_after=5)
 
     def is_lost(self, connection: Any) -> bool:
         return bool(connection.closed)
@@ -49,8 +65,14 @@ class PostgresStore(SqlStore):
         if isinstance(error, psycopg.errors.DiskFull):
             return StoreFull(f"The disk of jobs_store, {self._shown}, is full. Free space there, or lower job_retention.")
         if isinstance(error, psycopg.DataError):  # a zero byte in a path
-            return BadRequest(f"The request cannot be stored: {str(error).strip()}.")
-        return StoreUnavailable(f"jobs_store, {self._shown}, cannot be used: {str(error).strip() or type(error).__name__}", retry_after=5)
+            return BadRequest(f"The request cannot be stored: {_reason(error)}.")
+        return StoreUnavailable(f"jobs_store, {self._shown}, cannot be used: {_reason(error)}", retry_after=5)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error's message without its details, which quote rows and statements."""
+    primary = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return primary or str(error).strip() or type(error).__name__
 
 
 def _without_secrets(url: str) -> str:

@@ -86,6 +86,11 @@ class StoredAnswer(NamedTuple):
     fingerprint: str = ""  # of the request: the same key with another one is a client's mistake
     expires: float = 0.0  # seconds since the epoch
 
+    @property
+    def sound_status(self) -> int:
+        """The status, or 500 for one that no answer of a model has."""
+        return self.status if self.status is not None and 200 <= self.status <= 599 else 500
+
 
 class DueCallback(NamedTuple):
     """An answer that is to be sent to its job's callback."""

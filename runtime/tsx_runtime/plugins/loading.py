@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -38,7 +39,12 @@ def load_plugins(names: Iterable[str]) -> Plugins:
     wanted = list(dict.fromkeys(names))
     if not wanted:
         return Plugins()
-    found = {group: {point.name: point for point in entry_points(group=f"tsx.{group}")} for group in GROUPS}
+    found: dict[str, dict[str, EntryPoint]] = {group: {} for group in GROUPS}
+    for group, points in found.items():
+        for point in entry_points(group=f"tsx.{group}"):
+            if points.setdefault(point.name, point) != point and point.name in wanted:
+                packages = " and ".join(str(each.dist and each.dist.name) for each in (points[point.name], point))
+                raise SettingError(f"the plugin '{point.name}' is in two packages, {packages}; uninstall one of them")
     known = sorted({name for points in found.values() for name in points})
     for name in wanted:
         if name not in known:
@@ -56,14 +62,27 @@ def load_plugins(names: Iterable[str]) -> Plugins:
 def _load(group: str, point: EntryPoint) -> Any:
     try:
         plugin = point.load()
-    except Exception as error:  # the boundary to the plugin's code
+    except (Exception, SystemExit) as error:  # the boundary to the plugin's code
         raise SettingError(f"the plugin '{point.name}' does not load: {point.value}: {type(error).__name__}: {error}") from error
     if group == "endpoints":
         if not (isinstance(plugin, Endpoint) and re.fullmatch(r"(/[A-Za-z0-9_.~-]+)+", plugin.path)):
             raise SettingError(f"the plugin '{point.name}' ({point.value}) is not an Endpoint with a path such as /a/path")
     elif not callable(plugin):
         raise SettingError(f"the plugin '{point.name}' ({point.value}) is a {type(plugin).__name__}, not a function")
-    return plugin
+    return plugin if group == "endpoints" else _staying(point.name, plugin)
+
+
+def _staying(name: str, plugin: Callable[..., Any]) -> Callable[..., Any]:
+    """Make an exit of the plugin an error: on the event loop it would end the server."""
+
+    @functools.wraps(plugin)
+    def call(*given: Any) -> Any:
+        try:
+            return plugin(*given)
+        except SystemExit as error:
+            raise RuntimeError(f"the plugin '{name}' called sys.exit({error.code!r})") from error
+
+    return call
 
 
 def _careful(name: str, policy: BatchPolicy) -> BatchPolicy:

@@ -55,6 +55,7 @@ batchBuckets: [1, 2, 4]
 cache: {size: 1MiB, ttl: 10m, key: X-User}
 overlapPreprocessing: auto
 retryFailedBatch: false
+independentRows: true
 weightsOnly: false
 init_args: {width: 64, names: [a, null], deep: {rate: 0.5}}
 threads: 2

@@ -1,7 +1,8 @@
-"""The directory of a run: whose it may be, and how files get there."""
+"""The directory of a run: whose it may be, how files get there, and whether it is resumed."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.run_directory import NAME, JournalFile, write_files
+from tsx_cli.optimize.journal import OptimizeJournal, read_optimize_journal
 
 
 def test_a_link_in_the_place_of_a_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
@@ -30,3 +32,21 @@ def test_a_run_does_not_write_into_a_directory_of_another_user(tmp_path: Path, l
     with pytest.raises(CliError, match=r"belongs to another user\); name another directory with --output"):
         JournalFile(directory, new=True)
     assert not (tmp_path / NAME).exists()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes of directories")
+def test_a_run_that_another_user_could_have_written_is_not_resumed(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    directory.mkdir()
+    asked = {"model": "/srv/m.mar", "metric": "/tmp/evil.py:run"}
+    begin = {"kind": "begin", "format": OptimizeJournal.format, "asked": asked, "sha256": "", "fingerprint": "", "started": ""}
+    (directory / NAME).write_text(json.dumps(begin) + "\n")
+    assert read_optimize_journal(directory).asked == asked
+    directory.chmod(0o777)
+    with pytest.raises(CliError, match="can be written by other users, so its content cannot be trusted; name the directory of a run of"):
+        read_optimize_journal(directory)
+    directory.chmod(0o700)
+    if not os.geteuid():
+        os.chown(directory, 65534, 65534)
+        with pytest.raises(CliError, match="belongs to another user"):
+            read_optimize_journal(directory)

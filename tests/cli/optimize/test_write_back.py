@@ -74,6 +74,18 @@ def test_forms_are_written_beside_the_original_and_go_without_a_trace(tmp_path: 
     assert remove_forms(path, cache) == f"{path} has no forms"
 
 
+def test_a_link_that_a_build_leaves_behind_brings_no_file_into_the_archive(tmp_path: Path) -> None:
+    path, cache, secret = archive_in(tmp_path), tmp_path / "cache", tmp_path / "id_rsa"
+    secret.write_text("a key")
+    form = built(tmp_path / "built", "onnx")
+    (form.directory / "more" / "link.bin").symlink_to(secret)
+    keep_forms(path, digest(path, cache), [form], cache)
+    assert {name for name in members(path) if name.startswith("tsx-forms/")} == {
+        "tsx-forms/onnx/model.onnx",
+        "tsx-forms/onnx/more/weights.bin",
+    }
+
+
 def test_forms_of_an_earlier_run_go(tmp_path: Path) -> None:
     path, cache = archive_in(tmp_path, config_file=None), tmp_path / "cache"
     keep_forms(path, digest(path, cache), [built(tmp_path / "first", "onnx"), built(tmp_path / "first", "bf16")], cache)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
 import hmac
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from tests.runtime.conftest import RunningServer
+from tsx_runtime.http.asgi_lane.stored_requests import RequestExecutor
+from tsx_runtime.jobs.store import JobRecord
 
 pytestmark = pytest.mark.slow
 SECRET = "a secret of callbacks"
@@ -123,6 +128,29 @@ def test_the_handler_gets_the_request_as_it_was_sent(server: RunningServer) -> N
     assert seen["headers"]["url_path"] == "some/path"
     assert seen["headers"]["X-Own"] == "1"
     assert "authorization" not in {name.lower() for name in seen["headers"]}
+
+
+def test_an_answer_that_another_program_wrote_into_the_store_frames_no_other_answer(server: RunningServer) -> None:
+    accepted = later(server, x_do="bytes")
+    answer_of(server, accepted)
+    block = b"X-Own: 1\r\nContent-Length: 0\r\nTransfer-Encoding: chunked\r\nX-A: b\nX-C: d\r\nX D: e\r\n: f\r\n"
+    with contextlib.closing(sqlite3.connect(server.registry.state.directory / "jobs.sqlite")) as connection, connection:
+        name = accepted.headers["location"].rpartition("/")[2]
+        connection.execute("UPDATE tsx_answers SET headers = ?, status = 99999 WHERE name = ?", (block, name))
+    found = server.inference.get(accepted.headers["location"])
+    assert (found.status_code, found.content, found.headers["x-own"]) == (500, b"x", "1")
+    assert found.headers.get_list("content-length") == ["1"]
+    assert not {"transfer-encoding", "x-a", "x-c", "x d"} & {*found.headers}
+
+
+@pytest.mark.parametrize("deadline", [float("nan"), float("inf")])
+def test_a_job_with_a_deadline_that_no_timer_bears_is_refused(deadline: float) -> None:
+    async def unread(id: str) -> None:
+        raise AssertionError(id)
+
+    executor = RequestExecutor(cast("Any", None), 1.0, 1, unread)
+    job = JobRecord(1, "a", "running", "m", "", 0, "", "r", 0, 1, None, 0.0, 0.0, None, None, deadline, "")
+    assert asyncio.run(executor.answer(job)).status == 503
 
 
 def test_a_client_may_wait_for_a_while(server: RunningServer, tmp_path: Path) -> None:

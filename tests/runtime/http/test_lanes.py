@@ -547,6 +547,38 @@ def test_on_both_lanes_no_handler_gets_its_callers_credentials(lanes: Lanes, tok
     assert not any(word in answers[0].body.lower() for word in (b"authorization", b"cookie", b"mine", TOKEN))
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(b"x_user", b"a"), (b"x-user", b"b")],
+        [(b"X-User-Id", b"a"), (b"X_USER-ID", b"b")],
+        [(b"x_a-b", b"a"), (b"x-a_b", b"b")],
+        [(b"content_length", b"9"), (b"x-a", b"b")],
+    ],
+)
+@pytest.mark.parametrize("token", [False, True])
+def test_both_lanes_refuse_headers_that_differ_only_in_underscores(lanes: Lanes, headers: list[tuple[bytes, bytes]], token: bool) -> None:
+    credential = [(b"Authorization", b"Bearer " + TOKEN)]
+    for path in (b"/predictions/echo", b"/models", b"/nowhere"):
+        sent = Sent(b"POST", request(target=path, headers=[*credential, *headers], body=b"{}"))
+        answers = check_alike(lanes, token, [sent, sent], [], pipelined=False)
+        assert [answer and answer.status for answer in answers[:2]] == [400, 400]
+        assert answers[0] is not None
+        assert b"differ only in '_' and '-'" in answers[0].body
+
+
+def test_on_both_lanes_no_underscore_makes_a_header_that_a_server_or_proxy_sets(lanes: Lanes) -> None:
+    names = (b"Proxy_Authorization", b"X_Forwarded_For", b"x_forwarded-proto", b"Content_Type", b"X_Request_Id", b"Cookie_", b"ex_plain")
+    headers = [*((name, b"planted") for name in names), (b"url-path", b"planted")]
+    for path in (b"/v1/models/echo:predict", b"/predictions/echo/1.0/a/path"):  # the second has a header url_path of the server's
+        sent = Sent(b"POST", request(target=path, headers=headers, body=b"{}"))
+        answers = check_alike(lanes, False, [sent, sent], [], pipelined=False)
+        assert answers[0] is not None
+        planted = {name for name, value in json.loads(answers[0].body)[1] if value == "planted"}
+        assert planted - {"url-path"} == {"Cookie_", "ex_plain"}
+    assert "url-path" not in planted
+
+
 @pytest.mark.parametrize("path", sorted(set(PATHS)))
 @pytest.mark.parametrize("method", [b"POST", b"GET", b"HEAD", b"OPTIONS"])
 def test_both_lanes_have_the_same_routes(lanes: Lanes, path: bytes, method: bytes) -> None:

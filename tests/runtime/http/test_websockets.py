@@ -29,7 +29,7 @@ from tsx_archiver import ArchiveSpec
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
 from tsx_runtime.http.asgi_lane.websockets import EventData, _as_request
 from tsx_runtime.http.connection_clock import Timeouts
-from tsx_runtime.http.fast_lane.turns import Turns
+from tsx_runtime.http.turns import Turns
 from tsx_runtime.http.websocket import FRAMES_PER_TURN, MAX_FRAGMENTS, MAX_IDLE_FRAMES, WebSocketConnection
 from tsx_runtime.testing import serve
 

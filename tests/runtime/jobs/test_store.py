@@ -427,3 +427,76 @@ def test_servers_of_one_queue_claim_each_job_once(database: str) -> None:
             await store.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("planted", ["tsx_schema", ""], ids=["a table of another user", "a schema open to all"])
+def test_a_database_in_which_others_could_run_sql_as_the_server_is_refused(database: str, planted: str) -> None:
+    import psycopg  # here, where its server is
+
+    from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
+
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS app")
+        connection.execute("DROP ROLE IF EXISTS thief")
+        connection.execute("CREATE ROLE app LOGIN; CREATE ROLE thief LOGIN; CREATE TABLE loot (run_as text); GRANT ALL ON loot TO PUBLIC")
+        connection.execute("GRANT CREATE ON SCHEMA public TO PUBLIC")
+    with psycopg.connect(database.replace("tsx@", "thief@"), autocommit=True) as connection:
+        body = "BEGIN INSERT INTO loot SELECT current_user; RETURN NEW; END"
+        connection.execute(f"CREATE FUNCTION steal() RETURNS trigger LANGUAGE plpgsql AS $$ {body} $$")  # type: ignore[arg-type]
+        connection.execute("CREATE TABLE tsx_schema (version INTEGER NOT NULL); GRANT ALL ON tsx_schema TO PUBLIC")
+        connection.execute("CREATE TRIGGER steal AFTER INSERT ON tsx_schema FOR EACH ROW EXECUTE FUNCTION steal()")
+    with psycopg.connect(database, autocommit=True) as connection:
+        if planted:
+            connection.execute("REVOKE CREATE ON SCHEMA public FROM PUBLIC; GRANT CREATE ON SCHEMA public TO app")
+        else:
+            connection.execute("DROP TABLE tsx_schema")
+
+    async def test(store: SqlStore) -> None:
+        with pytest.raises(StoreUnavailable, match=f"the table {planted} " if planted else "any user of the database"):
+            await store.open()
+
+    run(PostgresStore(database.replace("tsx@", "app@")), test)
+    with psycopg.connect(database, autocommit=True) as connection:
+        assert connection.execute("SELECT * FROM loot").fetchall() == []
+        connection.execute("DROP OWNED BY app, thief; DROP ROLE app, thief")
+
+
+def test_names_are_never_sql(make_store: MakeStore) -> None:
+    words = "x'); DROP TABLE tsx_jobs; -- {now} ? %s %(a)s {locked} \\ $$ \U0001f600"
+
+    async def test(store: SqlStore) -> None:
+        await store.add(NewJob(words, words, words, REQUEST, client=words, callback=words), MOST, MOST)
+        (job,) = await store.claim({(words, words): 1}, words, 60)
+        assert (job.id, job.model, job.version, job.client) == (words,) * 4
+        assert await store.finish(words, job.attempts, words, ANSWER, 60)
+        assert [each.id for each in await store.list_jobs(model=words, before=10**15)] == [words]
+        key = AnswerKey(words, words, words)
+        await store.put_answer(key, ANSWER._replace(expires=time.time() + 60))
+        assert await store.get_answer(key) is not None
+
+    run(make_store(), test)
+
+
+def test_a_store_of_another_release_is_left_alone(make_store: MakeStore) -> None:
+    async def change(store: SqlStore) -> None:
+        await store.do(lambda session: session.run("UPDATE tsx_schema SET version = version + 1"))
+
+    async def test(store: SqlStore) -> None:
+        with pytest.raises(StoreUnavailable, match="tables of another release"):
+            await store.add(new("a"), MOST)
+
+    run(make_store(), change)
+    run(make_store(), test)
+
+
+def test_an_error_of_the_database_quotes_no_row(database: str) -> None:
+    from tsx_runtime.jobs.postgres import PostgresStore  # its driver is an extra
+
+    async def test(store: SqlStore) -> None:
+        await store.add(new("a", callback="https://host/hook?key=a-secret"), MOST)
+        with pytest.raises(StoreUnavailable, match="violates not-null constraint") as raised:
+            await store.do(lambda session: session.run("UPDATE tsx_jobs SET model = NULL"))
+        assert "a-secret" not in raised.value.message
+
+    run(PostgresStore(database), test)

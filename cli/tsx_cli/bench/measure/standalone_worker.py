@@ -23,7 +23,7 @@ from tsx_cli.bench.measure.modelconfig import changes
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_runtime import wire
-from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS
+from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS, hidden_variables
 from tsx_runtime.core.models.handlers import handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, plan
@@ -99,6 +99,12 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
     return WorkerSpec(load, launch, chosen.startup_timeout)
 
 
+def model_variables() -> dict[str, str]:
+    """Return the environment of a process that runs an archive's code, without the secrets that a server hides from it."""
+    hidden = hidden_variables(Settings.model_validate({}), os.environ)
+    return {**DEFAULTS, **{name: value for name, value in os.environ.items() if name not in hidden}}
+
+
 @contextmanager
 def start_worker(spec: WorkerSpec, variables: dict[str, str] | None = None) -> Iterator[StandaloneWorker]:
     """Loaded, and ended whatever happens. Raises WorkerFailed."""
@@ -107,7 +113,7 @@ def start_worker(spec: WorkerSpec, variables: dict[str, str] | None = None) -> I
         with back:
             process = subprocess.Popen(
                 spec.launch.command(back.fileno(), None),
-                env={**DEFAULTS, **os.environ, **spec.launch.variables, **(variables or {})},
+                env={**model_variables(), **spec.launch.variables, **(variables or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -23,9 +23,12 @@ class Parallel(NamedTuple):
         return self.torchrun is not None
 
     def arguments(self, group: str) -> tuple[str, ...]:
-        """Of torchrun; `group` names the group among those of this machine."""
+        """Return those of torchrun; `group` names the group among those of this machine.
+
+        Without `rdzv-backend` the processes, which are all on this machine, meet as worker/launch/rendezvous.py says.
+        """
         asked = self.torchrun or TorchRun()
-        meeting = asked.rdzv_backend or asked.rdzv_endpoint or asked.rdzv_conf or (asked.nnodes or 1) > 1
+        meeting = (asked.nnodes or 1) > 1
         given = {
             "nnodes": asked.nnodes or 1,
             "nproc-per-node": self.ranks,
@@ -34,10 +37,10 @@ class Parallel(NamedTuple):
             "monitor-interval": asked.monitor_interval or None,  # seconds; torch's own is a tenth of one
             "rdzv-id": group,
             "rdzv-backend": (asked.rdzv_backend or "c10d") if meeting else None,
-            "rdzv-endpoint": (asked.rdzv_endpoint or "localhost:0") if meeting else None,
-            "rdzv-conf": asked.rdzv_conf,
+            "rdzv-endpoint": asked.rdzv_endpoint if meeting else None,
+            "rdzv-conf": asked.rdzv_conf if meeting else None,
         }
-        return tuple(f"--{name}={value}" for name, value in given.items() if value is not None) + (() if meeting else ("--standalone",))
+        return tuple(f"--{name}={value}" for name, value in given.items() if value is not None)
 
 
 def parallel_of(config: ModelConfig, gpus: int) -> Parallel:

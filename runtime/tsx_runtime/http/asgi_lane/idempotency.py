@@ -16,7 +16,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import Pair, answer_headers
+from tsx_runtime.api.headers import Pair, answer_headers, stored_headers
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.access_log import ENDED
@@ -34,7 +34,7 @@ from tsx_runtime.http.semantics.messages import (
     while_client_waits,
 )
 from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRequest, KeyedRuns
-from tsx_runtime.jobs.store import AnswerKey, StoredAnswer, pairs_of
+from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 KEYED = "tsx.keyed"  # in a scope: its `KeyedRequest`, until a job has stored the answer
@@ -100,12 +100,11 @@ class Idempotency:
             await send_whole(send, scope, status, headers, request_id, text, rest_of(error, receive))
 
     async def _replay(self, kept: StoredAnswer, scope: Scope, send: Send) -> None:
-        assert kept.status is not None
-        self.counts.add(kept.status)
-        pairs = answer_headers(kept.status, pairs_of(kept.headers), confined=self.confined)
+        self.counts.add(kept.sound_status)
+        pairs = answer_headers(kept.sound_status, stored_headers(kept.headers), confined=self.confined)
         request_id = dict(pairs).get(REQUEST_ID, b"")
         headers = (*(pair for pair in pairs if pair[0] not in _OF_ONE), REPLAYED)
-        await send_whole(send, scope, kept.status, headers, request_id, kept.body)
+        await send_whole(send, scope, kept.sound_status, headers, request_id, kept.body)
 
 
 class AnswerRecorder:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from tsx_runtime.api.auth import Guard
 from tsx_runtime.api.client_limits import calling
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, answer_headers
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, answer_headers, shown_headers, stored_headers
 from tsx_runtime.api.priority import priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
@@ -39,7 +39,7 @@ from tsx_runtime.http.semantics.messages import (
 )
 from tsx_runtime.jobs.keyed_runs import KeyedRequest
 from tsx_runtime.jobs.service import Jobs
-from tsx_runtime.jobs.store import JobRecord, NewJob, StoredAnswer, StoredRequest, pairs_of
+from tsx_runtime.jobs.store import JobRecord, NewJob, StoredAnswer, StoredRequest
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.wire import header_block
 
@@ -94,7 +94,7 @@ class JobRoutes:
             callback = self.jobs.callbacks.check(callback)
         target, route, body = await read_request(self.registry, scope, receive, self.limit, JOB_SIZE)
         left_out = {CALLBACK, *self.registry.hidden_headers.of(route.name)}
-        kept = header_block(pair for pair in as_sent(scope) if pair[0].lower() not in left_out)
+        kept = header_block(shown_headers(as_sent(scope), left_out))
         request = StoredRequest(request_id.decode(), scope["method"], scope["path"], scope["query_string"], kept, body)
         deadline = None if timeout_ms is None else time.time() + timeout_ms / 1000
         id = secrets.token_hex(16)
@@ -146,8 +146,8 @@ class JobRoutes:
 
     def _whole(self, answer: StoredAnswer, request_id: bytes, *headers: Pair) -> _Response:
         """Return the answer as a client that waited would have got it, with headers that say that it is a job's."""
-        status = answer.status or 500
-        own = answer_headers(status, pairs_of(answer.headers), confined=self.confined)
+        status = answer.sound_status
+        own = answer_headers(status, stored_headers(answer.headers), confined=self.confined)
         return _Response(status, (*own, *headers, (STATE, b"done")), answer.body, request_id)
 
     async def _progress(self, job: JobRecord) -> _Response:

@@ -51,7 +51,7 @@ class RequestExecutor:
         return math.ceil(max(len(found.workers), found.asleep) * max(1, found.batch_size) * self._share)
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
-        if job.deadline is not None and job.deadline < time.time():
+        if job.deadline is not None and not time.time() <= job.deadline < math.inf:  # nor NaN, which no timer bears
             return _refusal(DeadlinePassed("The job was not started before the time that its client gave it (x-tsx-timeout-ms)."), "")
         counted = job.size if job.size > UNCOUNTED else 0
         self._registry.bytes_in_flight.take(counted)

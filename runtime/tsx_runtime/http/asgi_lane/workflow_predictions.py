@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import answer_headers, check_status, handler_headers
+from tsx_runtime.api.headers import answer_headers, check_status, handler_headers, shown_headers
 from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.semantics import errors
@@ -73,6 +73,6 @@ class WorkflowPredictions:
         self.workflows.find(name)  # before the body, which would come for nothing
         body = await read_body(scope, receive, self.limit)
         hidden = self.workflows.registry.hidden_headers.of(name)
-        headers = [pair for pair in as_sent(scope) if pair[0].lower() not in hidden]
+        headers = shown_headers(as_sent(scope), hidden)
         request = WorkflowRequest(request_id.decode(), headers, body, deadline(arrived, 0.0, timeout_ms), priority)
         return await while_client_waits(self.workflows.find(name).answer(request), receive)

@@ -23,8 +23,9 @@ from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import HeadTooLarge, NoRoom, SlowRequest, TsxError
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.lane import LaneApp, lane_of
-from tsx_runtime.http.fast_lane.pipelining import LARGE, PipeliningProtocol
+from tsx_runtime.http.fast_lane.pipelining import PipeliningProtocol
 from tsx_runtime.http.semantics.errors import form_of_meta
+from tsx_runtime.http.turns import LARGE
 from tsx_runtime.wire import Buffer
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import httptools
 
 from tsx_runtime import wire
 from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.headers import Pair
+from tsx_runtime.api.headers import Pair, clashing_names
 from tsx_runtime.api.origins import names_one_host
 from tsx_runtime.api.priority import priority_and_timeout
 from tsx_runtime.core.registry.registry import Registry
@@ -144,7 +144,7 @@ class Heads:
         found = parse(raw)
         if found is None or (length := body_length(found.headers)) is None or length > self._limit:
             return None
-        if not names_one_host(found.headers, "1.1") or is_stored(found.headers):
+        if not names_one_host(found.headers, "1.1") or clashing_names(found.headers) or is_stored(found.headers):
             return None
         if self._platform is not None and self._platform.wants(found.url.partition(b"?")[0], found.headers):
             return None

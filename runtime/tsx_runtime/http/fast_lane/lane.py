@@ -17,8 +17,8 @@ from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.http.connection_clock import Clock, TimedConnection, Timeouts
 from tsx_runtime.http.fast_lane.heads import Heads
 from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
-from tsx_runtime.http.fast_lane.turns import Turns
 from tsx_runtime.http.semantics.messages import PlatformHook
+from tsx_runtime.http.turns import Turns
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
-from tsx_runtime.http.fast_lane.turns import Turns
+from tsx_runtime.http.turns import Turns
 
 if TYPE_CHECKING:
     from uvicorn.config import Config
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 END = b"\r\n\r\n"  # of each head, and of each chunked body
 AHEAD = 64 << 10  # bytes that a client may send ahead of the request that it waits for before it is no longer read from
 LOW = AHEAD // 2  # bytes left at which it is read from again
-LARGE = 64 << 10  # bytes of one read after which the other connections have their turn
 SLICE = 512  # bytes of a body that the parser gets at once at least: so few requests may begin behind it in the same piece
 PIECE = 4096  # bytes of a head or a chunked body that it gets at once at most
 CALLBACKS_PER_TURN = 256  # of the parser, for headers and chunks, after which the other connections have their turn

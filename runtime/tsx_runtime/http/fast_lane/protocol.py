@@ -26,8 +26,9 @@ from tsx_runtime.http.fast_lane.connection_limits import ANSWER, BETWEEN, BODY, 
 from tsx_runtime.http.fast_lane.exchange import Exchange
 from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute, cannot_be_head
 from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
-from tsx_runtime.http.fast_lane.pipelining import END, LARGE
+from tsx_runtime.http.fast_lane.pipelining import END
 from tsx_runtime.http.semantics.messages import MOST_PIECES
+from tsx_runtime.http.turns import LARGE
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 
 if TYPE_CHECKING:

@@ -95,7 +95,7 @@ def _route(endpoint: Endpoint, view: RegistryView, limit: int) -> Any:
             return _response(await _answer(endpoint, call, view, threads))
         except Unavailable:
             raise
-        except Exception as error:  # the boundary to the plugin's code
+        except (Exception, SystemExit) as error:  # the boundary to the plugin's code
             logger.exception("the endpoint %s of a plugin failed", endpoint.path)
             raise TsxError(f"The endpoint {endpoint.path} failed: {type(error).__name__}; the server's log has the traceback.") from error
 

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, quote
 
 from python_multipart.multipart import parse_options_header
 
-from tsx_runtime.api.headers import JSON, Pair
+from tsx_runtime.api.headers import JSON, Pair, shown_headers
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Headers, Route
 from tsx_runtime.core.traffic.routing import resolve_label
@@ -201,7 +201,7 @@ def with_headers(headers: list[Pair], target: Target, hidden: Collection[bytes] 
     if target.json and not any(name.lower() in (b"content-type", TENSORS_HEAD) for name, _ in headers):
         own = (*own, JSON)
     names = {*hidden, *(name for name, _ in own)}
-    return [*(other for other in headers if other[0].lower() not in names), *own]
+    return [*shown_headers(headers, names), *own]
 
 
 def is_form(headers: Headers) -> bool:

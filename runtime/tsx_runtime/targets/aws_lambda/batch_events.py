@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.api.headers import handler_headers, new_request_id
+from tsx_runtime.api.headers import check_distinct, handler_headers, new_request_id, shown_headers
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import TsxError
@@ -50,9 +50,9 @@ async def answer_all(registry: Registry, requests: Sequence[ModelRequest | TsxEr
 def _begin(registry: Registry, request: ModelRequest) -> tuple[Route, WaitingJob] | TsxError:
     try:
         headers = [(name.encode("latin-1", "replace"), text.encode("latin-1", "replace")) for name, text in request.headers]
+        check_distinct(headers)
         route = resolve(registry, Target(request.model), headers)
-        hidden = registry.hidden_headers.of(route.name)
-        shown = [pair for pair in headers if pair[0] not in hidden]
+        shown = shown_headers(headers, registry.hidden_headers.of(route.name))
         job = WaitingJob(wire.request_meta(new_request_id().decode(), b"", shown), request.body, time.monotonic())
         route.submit(job)
     except TsxError as error:

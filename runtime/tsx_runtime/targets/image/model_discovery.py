@@ -6,8 +6,8 @@ https://sagemaker.readthedocs.io/en/stable/frameworks/pytorch/using_pytorch.html
 
 from __future__ import annotations
 
-import ast
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,7 +67,8 @@ def toolkit_model(directory: Path, env: Mapping[str, str], name: str = "model") 
         if len([path for path in directory.glob("*") if path.suffix in WEIGHTS]) != 1:
             return None
     refuse_foreign_link(script, directory, directory)
-    return StartModel(directory, _order(directory, script, env, name), archive=_archive(directory, script, code, env, name))
+    archive = _archive(directory, script, code, env, name)
+    return StartModel(directory, _order(archive, script, name), archive=archive)
 
 
 def _archive(directory: Path, script: Path, code: Path, env: Mapping[str, str], name: str) -> OpenArchive:
@@ -84,30 +85,18 @@ def _archive(directory: Path, script: Path, code: Path, env: Mapping[str, str], 
     return OpenArchive(directory, directory.absolute(), Manifest({"model": model, "sagemaker": layout}, name), config, problems)
 
 
-def _order(directory: Path, script: Path, env: Mapping[str, str], name: str) -> RegisterOrder:
-    """`batchSize` of a model-config.yaml overrides what the code suggests."""
+def _order(archive: OpenArchive, script: Path, name: str) -> RegisterOrder:
+    """Order batches only if requests can share a call; `batchSize` and `slo` of model-config.yaml take precedence."""
     source = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
-    together = TOGETHER if runs_together(source) and not (directory / CONFIG).is_file() else None
-    return RegisterOrder(url=directory.name, model_name=name, loaded_at_startup=True, batch_size=together)
+    config = archive.config
+    together = (config.independent_rows or runs_together(source)) and config.batch_size is None and config.slo is None
+    size = TOGETHER if together else None
+    return RegisterOrder(url=archive.source.name, model_name=name, loaded_at_startup=True, batch_size=size)
 
 
 def runs_together(source: str) -> bool:
-    """Whether requests can run as one batch, by tsx or by the functions themselves: read from their names, without running them.
+    """Check by the text of a program, without running it, whether it has a function that takes a whole batch.
 
     Otherwise a batch would run one by one, and its first request would wait for the last.
     """
-    try:
-        names = {name for node in ast.parse(source).body for name in _defined(node)}
-    except (SyntaxError, ValueError):
-        return False  # the worker reports what is wrong with it
-    return "batch_predict_fn" in names or not names & {"predict_fn", "transform_fn", "*"}
-
-
-def _defined(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.ImportFrom | ast.Import):
-        return [(alias.asname or alias.name) for alias in node.names]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return []
+    return re.search(r"^(?!\s*#).*\bbatch_predict_fn\b", source, re.MULTILINE) is not None

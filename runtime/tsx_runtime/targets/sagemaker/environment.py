@@ -49,8 +49,8 @@ OTHERS = (  # read elsewhere, or the platform's own
     "SAGEMAKER_REGION",
     "SAGEMAKER_MODEL_SERVER_VMARGS",
 )
-MODE, LINES, MEMORY, JOIN = "TSX_SAGEMAKER_MODE", "TSX_SAGEMAKER_LINES", "TSX_SAGEMAKER_MODELS_MEMORY", "TSX_SAGEMAKER_JOIN"
-OWN = (MODE, LINES, MEMORY, JOIN)  # tsx's, but no settings of a server elsewhere
+MODE, LINES, MEMORY = "TSX_SAGEMAKER_MODE", "TSX_SAGEMAKER_LINES", "TSX_SAGEMAKER_MODELS_MEMORY"
+OWN = (MODE, LINES, MEMORY)  # tsx's, but no settings of a server elsewhere
 TIMEOUTS = {"realtime": 60, "serverless": 60, "asynchronous": 3600, "transform": 600}  # mode -> seconds that a request may take
 STRATEGIES = ("multi_record", "single_record")
 

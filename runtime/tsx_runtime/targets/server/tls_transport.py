@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from tsx_runtime.http.fast_lane.turns import Turns
+from tsx_runtime.http.turns import Turns
 
 RECORD = 16 << 10  # bytes that a TLS record holds at most
 BUFFER = 256 << 10  # bytes that are read at once at most, as uvloop does from a plain connection, or encrypted: a BIO keeps all its memory

@@ -131,7 +131,7 @@ def _fitting(name: str, model_dir: Path, manifest: Mapping[str, Any], device: to
 def _loaded(record: FormRecord, model_dir: Path, reference: Callable[[], Any], fresh: Callable[[], Any], device: torch.device) -> Any:
     form = known_forms().get(record.name)
     if form is None:
-        raise LoadError("this version of tsx does not know it; update tsx")
+        raise LoadError("this version of tsx does not know it; update tsx, or run tsx optimize again")
     if missing := form.missing():
         raise LoadError(missing)
     signature = None if record.signature is None else Signature.from_json(record.signature)

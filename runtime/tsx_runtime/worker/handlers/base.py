@@ -198,7 +198,7 @@ class BaseHandler:
             if not isinstance(data, TensorBatch):
                 return self.model(to_device(data, self.device), *args, **kwargs)
             try:
-                return data.run(self._call)
+                return data.run(self._call, self._joinable)
             except UnusableRows as unusable:
                 if self._example is None:  # the model may be at fault
                     raise next(iter(unusable.errors.values())) from None
@@ -230,6 +230,11 @@ class BaseHandler:
     def _answers_tensors(self) -> bool:
         kind = type(self)
         return kind.inference is BaseHandler.inference and kind.postprocess is BaseHandler.postprocess
+
+    @functools.cached_property
+    def _joinable(self) -> dict[Any, bool]:
+        """What `TensorBatch.run` has learned about the model."""
+        return {}
 
     @functools.cached_property
     def _input_specs(self) -> tuple[InputSpec, ...]:

@@ -39,6 +39,10 @@ def launch(sock: socket.socket, files: int | None, packages: str | None, argumen
     from torch.distributed import run as torchrun  # here, because a worker that is no group does not need it
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from tsx_runtime.worker.launch.rendezvous import stay_on_loopback  # here, as above
+
+    if not any(argument.startswith("--rdzv-backend=") for argument in arguments):
+        arguments = [*arguments, *stay_on_loopback()]
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)-7s %(name)s (pid %(process)d): %(message)s")
     directory = Path(tempfile.mkdtemp(prefix="tsx-group-", dir=socket_place()))
     try:

@@ -53,6 +53,27 @@ TELLING = """
 Write = Callable[..., Path]
 
 
+SPYING = """
+    import json, os
+
+    def handle(rows, context):
+        return rows and [json.dumps(dict(os.environ)) for _ in rows]
+"""
+
+
+@pytest.mark.usefixtures("processes")
+def test_an_archive_that_is_measured_or_optimized_sees_no_secret(model: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "TSX_MANAGEMENT_TOKEN"):
+        monkeypatch.setenv(name, "a-secret")
+    monkeypatch.setenv("HARMLESS", "seen")
+    with open_archive(model(SPYING)) as archive, standalone_worker.start_worker(standalone_worker.worker_spec(archive, HERE, 1)) as worker:
+        (answer,) = worker.answer(batch_of(items_of(PAYLOADS), 1, 0)).answers
+    seen = json.loads(answer.body)
+    assert seen["HARMLESS"] == "seen"
+    assert "a-secret" not in seen.values()
+    assert "a-secret" not in standalone_worker.model_variables().values()  # which the process that builds a form has as well
+
+
 @pytest.fixture
 def model(tmp_path: Path) -> Write:
     """model("source of handler.py", **keys of model-config.yaml) -> a directory that can be served"""

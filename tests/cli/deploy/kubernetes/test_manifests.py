@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+import yaml
 
 from tests.cli.deploy.kubernetes.conftest import check
 from tsx_cli.common.failure import UsageError
@@ -139,3 +140,22 @@ def test_files_name_the_command_that_creates_the_secret_and_hold_no_token() -> N
         assert "create secret" not in emit("kubernetes", spec(kubernetes=own), FACTS, LOCAL).next_step
     with pytest.raises(UsageError, match="files cannot watch one"):
         emit("kubernetes", spec(canary={}, kubernetes={"gateway": "web"}), FACTS, LOCAL)
+
+
+@pytest.mark.parametrize(("page", "port"), [("security.md", 8080), ("deploy/ray.md", 8000)])
+def test_the_policies_in_the_documentation_open_the_port_of_requests_alone_to_others(page: str, port: int) -> None:
+    text = (Path(__file__).parents[4] / "docs" / page).read_text(encoding="utf-8")
+    (policy,) = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "NetworkPolicy" in block)
+    check(policy)
+    among, clients = policy["spec"]["ingress"]
+    assert among["from"][0]["podSelector"] == policy["spec"]["podSelector"]
+    assert clients["ports"] == [{"protocol": "TCP", "port": port}]
+
+
+def test_a_pod_exposes_the_ports_that_the_documentation_names() -> None:
+    text = (Path(__file__).parents[4] / "docs" / "security.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"\| a pod of `tsx deploy --target kubernetes`: ([^|]*)\|", text)
+    (container,) = made(**CASES["grpc"])["Deployment"]["spec"]["template"]["spec"]["containers"]
+    assert {each["containerPort"] for each in container["ports"]} == {int(port) for port in re.findall(r"[0-9]+", row)}
+    rules = made(**CASES["grpc"])["NetworkPolicy"]["spec"]["ingress"]
+    assert {port["port"] for rule in rules for port in rule["ports"]} == {each["name"] for each in container["ports"]}

@@ -126,7 +126,9 @@ def test_a_group_that_cannot_be_is_refused(yaml, gpus, text):
 
 def test_torchruns_keys_are_its_arguments():
     one = parallel({"torchrun": {"nproc-per-node": 2}}).arguments("m_9000")
-    assert one == ("--nnodes=1", "--nproc-per-node=2", "--node-rank=0", "--max-restarts=0", "--rdzv-id=m_9000", "--standalone")
+    assert one == ("--nnodes=1", "--nproc-per-node=2", "--node-rank=0", "--max-restarts=0", "--rdzv-id=m_9000")
+    told = {"nproc-per-node": 2, "rdzv-backend": "c10d", "rdzv-endpoint": "0.0.0.0:29500", "rdzv-conf": "a=b"}
+    assert parallel({"torchrun": told}).arguments("m_9000") == one  # on one machine nobody else is to meet them
     keys = {
         "nnodes": 2,
         "node-rank": 1,
@@ -138,7 +140,6 @@ def test_torchruns_keys_are_its_arguments():
     two = parallel({"torchrun": keys}).arguments("m_9000")
     assert {"--nnodes=2", "--node-rank=1", "--monitor-interval=5", "--rdzv-backend=c10d", "--rdzv-endpoint=host:29500"} < set(two)
     assert "--rdzv-conf=timeout=60" in two
-    assert "--standalone" not in two
 
 
 def test_a_gpu_worker_has_its_own_number_and_one_of_several_sees_only_its_own():

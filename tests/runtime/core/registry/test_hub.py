@@ -34,7 +34,9 @@ def served(start_server: Callable[..., Any], tmp_path_factory: pytest.TempPathFa
         hub.repos |= {"org/tiny": HubRepo(), "org/other": HubRepo(), "org/secret": HubRepo()}
         for repo in hub.repos.values():
             repo.commit(FILES)
-        with start_server(allowed_urls=["https?://.*", "hf:org/(tiny|other)"], max_archive_size=1 << 20) as server:
+        with start_server(
+            allowed_urls=["https?://.*", "hf:org/(tiny|other)"], max_archive_size=1 << 20, trust_remote_code=["trusted"]
+        ) as server:
             yield server, hub
 
 
@@ -69,6 +71,16 @@ def test_a_client_registers_what_is_allowed_and_the_commit_is_remembered(served:
     assert register(server, restored, model_name="again").status_code == 200
     assert server.management.get("/models/again").json()[0]["modelUrl"] == restored
     server.call(lambda: server.registry.unregister("again"))
+
+
+def test_a_model_that_may_run_its_own_code_has_no_batches_unless_they_are_set(served: tuple[RunningServer, Hub]) -> None:
+    server, _ = served
+    sizes = []
+    for name, order in (("plain", {}), ("trusted", {}), ("trusted", {"batch_size": 4})):
+        assert register(server, "hf:org/tiny", model_name=name, **order).status_code == 200
+        sizes.append(server.management.get(f"/models/{name}").json()[0]["batchSize"])
+        server.call(lambda name=name: server.registry.unregister(name))
+    assert sizes == [32, 1, 4]
 
 
 def test_what_is_not_allowed_or_would_run_code_is_refused(

@@ -100,6 +100,21 @@ def test_all_ranks_run_each_batch_rank_0_answers_and_the_death_of_any_starts_a_n
 
 
 @pytest.mark.usefixtures("processes")
+def test_a_group_on_one_machine_listens_at_loopback_alone(tmp_path):
+    """torch's stores ask for no password, and its own rendezvous unpickles what anybody writes into one."""
+    directory = talker(tmp_path / "m", handler(), config=f"{TENSOR}  rdzv-backend: c10d\n  rdzv-endpoint: 0.0.0.0:0\n")
+
+    async def test(registry):
+        version = await registry.register_path(directory, order())
+        agent = psutil.Process((await reported(version))["pids"][0]).parent()
+        sockets = [each for process in (agent, *agent.children()) for each in process.net_connections("inet") if each.status == "LISTEN"]
+        assert sockets
+        assert {each.laddr.ip for each in sockets} == {"127.0.0.1"}
+
+    with_registry(test)
+
+
+@pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("mode", ["", "continuousBatching: true\n"])
 def test_a_pipeline_is_fed_by_rank_0_and_a_group_that_is_killed_leaves_nobody_behind(tmp_path, mode):
     directory = talker(tmp_path / "m", handler(pipeline=True), config=f"parallelType: pp\nparallelLevel: 2\n{mode}")

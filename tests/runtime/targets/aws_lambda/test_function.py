@@ -139,6 +139,12 @@ def test_an_invocation_is_the_input_of_the_model(host: Host) -> None:
     assert host.invoke(bridge({"a": 1})).json()["got"] == {"a": 1}
 
 
+def test_headers_of_an_event_that_differ_only_in_underscores_are_refused(host: Host) -> None:
+    failed = host.invoke({"body": {"a": 1}, "headers": {"x_said": "a", "X-Said": "b"}})
+    assert failed.error
+    assert "differ only in '_' and '-': x-said, x_said" in failed.json()["errorMessage"]
+
+
 def test_many_requests_of_one_invocation_are_one_batch(host: Host) -> None:
     reported = host.invoke({"requests": [{"a": 1}, {"body": "fail", "headers": {"content-type": "text/plain"}}, 3]}).json()
     assert [each["status"] for each in reported] == [200, 500, 200]

@@ -167,12 +167,11 @@ def test_lines_fill_batches_and_never_more_than_the_queue(workers: int, batch: i
 @pytest.mark.parametrize(
     ("source", "together"),
     [
-        ("def model_fn(d): ...", True),
-        ("def input_fn(b, t): ...\ndef output_fn(p, a): ...", True),
+        ("def model_fn(d): ...", False),
         ("def predict_fn(i, m): ...", False),
-        ("from other import predict_fn", False),
-        ("from other import *", False),
-        ("transform_fn = make()", False),
+        ("# without batch_predict_fn", False),
+        ("from other import batch_predict_fn", True),
+        ("batch_predict_fn = make()", True),
         ("def predict_fn(i, m): ...\ndef batch_predict_fn(i, m): ...", True),
         ("def (", False),
     ],
@@ -193,8 +192,10 @@ def test_the_toolkits_layout_is_a_model(tmp_path: Path) -> None:
         "model": {"modelName": "model", "handler": HANDLER, "requirementsFile": "code/requirements.txt"},
         "sagemaker": {"code": "code", "program": "serve.py"},
     }
-    assert found.order.batch_size == 32
-    (tmp_path / "model-config.yaml").write_text("batchSize: 3\n")
+    assert found.order.batch_size is None
+    (tmp_path / "model-config.yaml").write_text("independentRows: true\n")
+    assert found_model(tmp_path, {"SAGEMAKER_PROGRAM": "serve.py"}).order.batch_size == 32
+    (tmp_path / "model-config.yaml").write_text("independentRows: true\nbatchSize: 3\n")
     own = found_model(tmp_path, {"SAGEMAKER_PROGRAM": "serve.py"}, "mine")
     assert own.archive is not None
     assert (own.order.batch_size, own.archive.config.batch_size, own.order.model_name) == (None, 3, "mine")

@@ -6,13 +6,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 
-from tsx_runtime.api.headers import answer_headers
+from tsx_runtime.api.headers import answer_headers, stored_headers
 from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.semantics import urls
 from tsx_runtime.jobs.service import Jobs
-from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey, pairs_of
+from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey
 
 _DOCUMENTED: dict[int | str, dict[str, Any]] = {
     200: {"description": "what the handler returned in the batch", "content": {"*/*": {"schema": {}}}}
@@ -36,8 +36,8 @@ def build_router(jobs: Jobs, *, confined: bool) -> APIRouter:
         if found is None or found.status is None:
             text = f"No answer of {model} is stored under {key!r}, or it has expired."
             raise ResourceNotFound(f"{text} `tsx batch -o jobs+sqlite:///FILE` stores answers.")
-        pairs = answer_headers(found.status, pairs_of(found.headers), confined=confined)
+        pairs = answer_headers(found.sound_status, stored_headers(found.headers), confined=confined)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in pairs}
-        return Response(found.body, found.status, headers=headers)
+        return Response(found.body, found.sound_status, headers=headers)
 
     return router

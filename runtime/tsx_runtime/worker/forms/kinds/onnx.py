@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +14,7 @@ from tsx_archiver.storage.private_directory import temporary_place
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.forms.bound import VNNI, cpu_instructions, is_x86
 from tsx_runtime.worker.forms.exporting import example_tensors, exported, flat_calls, not_convertible, traced
-from tsx_runtime.worker.forms.form import Form, FormSource, NotBuilt, Subject
+from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 from tsx_runtime.worker.forms.signature import FREE
 from tsx_runtime.worker.handlers.models.model_files import load_onnx
 
@@ -51,6 +50,8 @@ class OnnxRuntimeForm(Form):
 
 
 class OnnxInt8Form(OnnxRuntimeForm):
+    """Ranges are fixed by calibration. Dynamic ones are of a whole tensor, so an outlier would spoil its neighbours' answers."""
+
     devices: ClassVar[frozenset[str]] = frozenset({"cpu"})
     bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})  # without VNNI, 8-bit products may saturate
 
@@ -65,50 +66,31 @@ class OnnxInt8Form(OnnxRuntimeForm):
             graph = onnx.load(prepared)
             del graph.graph.value_info[:]  # it has shapes of weights, which quantization transposes; the others are inferred again
             onnx.save(graph, prepared)
-            self.quantize(subject, prepared, str(directory / FILE), graph.graph)
+            _quantize(subject, prepared, str(directory / FILE), graph.graph)
         return {}
 
-    @abstractmethod
-    def quantize(self, subject: Subject, source: str, target: str, graph: Any) -> None:
-        """`graph`: of the file `source`."""
 
+def _quantize(subject: Subject, source: str, target: str, graph: Any) -> None:
+    """Quantize as onnxruntime advises for CPUs; `graph` is that of the file `source`.
 
-class OnnxStaticInt8Form(OnnxInt8Form):
-    def quantize(self, subject: Subject, source: str, target: str, graph: Any) -> None:
-        """As onnxruntime advises for CPUs. In transformers only layers with weights: the rest loses accuracy and saves little time."""
-        from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+    In transformers only layers with weights are in int8: the rest loses accuracy and saves little time.
+    """
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
-        names = [each.name for each in graph.input]
-        is_transformer = any(node.op_type == "LayerNormalization" for node in graph.node)
-        quantize_static(
-            source,
-            target,
-            _CalibrationInputs(names, flat_calls(subject)),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=["Conv", "Gemm", "MatMul"] if is_transformer else None,
-            per_channel=True,
-            reduce_range=_saturates(),
-            activation_type=QuantType.QUInt8 if is_x86() else QuantType.QInt8,
-            weight_type=QuantType.QInt8,
-            extra_options={"MatMulConstBOnly": True},
-        )
-
-
-class OnnxDynamicInt8Form(OnnxInt8Form):
-    def quantize(self, subject: Subject, source: str, target: str, graph: Any) -> None:
-        """Convolutions stay in float32: in dynamic int8 they are slower."""
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-
-        if not any(node.op_type in ("Gemm", "MatMul") for node in graph.node):
-            raise NotBuilt("the model has no matrix product with weights")
-        quantize_dynamic(
-            source,
-            target,
-            op_types_to_quantize=["MatMul"],
-            per_channel=True,
-            reduce_range=_saturates(),
-            weight_type=QuantType.QInt8,
-        )
+    names = [each.name for each in graph.input]
+    is_transformer = any(node.op_type == "LayerNormalization" for node in graph.node)
+    quantize_static(
+        source,
+        target,
+        _CalibrationInputs(names, flat_calls(subject)),
+        quant_format=QuantFormat.QDQ,
+        op_types_to_quantize=["Conv", "Gemm", "MatMul"] if is_transformer else None,
+        per_channel=True,
+        reduce_range=_saturates(),
+        activation_type=QuantType.QUInt8 if is_x86() else QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+        extra_options={"MatMulConstBOnly": True},
+    )
 
 
 class _CalibrationInputs:
@@ -145,6 +127,5 @@ def _saturates() -> bool:
 
 FORMS = (
     OnnxRuntimeForm("onnx", "ONNX Runtime"),
-    OnnxStaticInt8Form("onnx-int8", "ONNX Runtime, int8"),
-    OnnxDynamicInt8Form("onnx-int8-dynamic", "ONNX Runtime, dynamic int8"),
+    OnnxInt8Form("onnx-int8", "ONNX Runtime, int8"),
 )

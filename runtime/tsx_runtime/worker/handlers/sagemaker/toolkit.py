@@ -4,7 +4,7 @@
     model_fn(model_dir)                  the model; by default the only .pt or .pth beside `code`
     model_warmup_fn(model_dir, model)    once, after it
     input_fn(data, content_type)         of each request
-    predict_fn(input, model)             of each request; the default's requests are put together (`joining.py`)
+    predict_fn(input, model)             of each request; of all rows at once with `independentRows: true` in model-config.yaml
     output_fn(prediction, accept)        of each request: the body, or the body and its type
     transform_fn(model, data, content_type, accept)    in place of these three
     batch_predict_fn(inputs, model)      tsx's own: the predictions of all requests of a batch, in place of predict_fn
@@ -19,6 +19,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ from tsx_runtime.worker.handler_api.modules import own_modules
 from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.models.model_files import load_model_file
 from tsx_runtime.worker.handlers.sagemaker.formats import JSON, LINES, TEXT, accepted, media_type, to_body, to_tensor
-from tsx_runtime.worker.handlers.sagemaker.joining import Joining
+from tsx_runtime.worker.handlers.steps.tensor_requests import TensorBatch, TensorRequest, UnusableRows
 
 WEIGHTS = (".pt", ".pth", ".pt2")
 USUAL = "model.pth", "model.pt"
@@ -61,7 +62,8 @@ class ToolkitHandler:
         self.device = torch.device("cpu")
         self._accepts = os.environ.get("SAGEMAKER_DEFAULT_INVOCATIONS_ACCEPT", "").strip()  # where a request accepts anything
         self._functions: dict[str, Callable[..., Any]] = {}
-        self._joining: Joining | None = None
+        self._rows_are_independent = False
+        self._joinable: dict[Any, bool] = {}  # see `TensorBatch.run`
 
     def initialize(self, context: Context) -> None:
         model_dir = str(context.system_properties["model_dir"])
@@ -72,14 +74,11 @@ class ToolkitHandler:
         if "pre_model_fn" in self._functions:
             self._call("pre_model_fn", context, model_dir)
         self.model = self._call("model_fn", context, model_dir) if "model_fn" in self._functions else self._load(Path(model_dir))
-        own = "predict_fn" in self._functions
-        if not own and isinstance(self.model, torch.nn.Module):
+        if "predict_fn" not in self._functions and isinstance(self.model, torch.nn.Module):
             self.model = self.model.to(self.device).eval()
         if "model_warmup_fn" in self._functions:
             self._call("model_warmup_fn", context, model_dir, self.model)
-        wanted = os.environ.get("TSX_SAGEMAKER_JOIN", "").strip().lower()
-        if wanted == "true" or (wanted != "false" and not own):
-            self._joining = Joining(lambda given: self._predict(given, context))
+        self._rows_are_independent = context.model_yaml_config.get("independentRows") is True
 
     def handle(self, data: Sequence[Any], context: Context) -> list[Any]:
         requests = [self._request(row, index, context) for index, row in enumerate(data)]
@@ -118,13 +117,20 @@ class ToolkitHandler:
             found = list(self._call("batch_predict_fn", context, given, self.model))
             if len(found) != len(given):
                 raise PredictionException(f"batch_predict_fn got {len(given)} inputs and returned {len(found)} predictions.", FAILED)
-        elif self._joining is not None:
-            found = [_FunctionFailure("predict_fn", each) if isinstance(each, Exception) else each for each in self._joining(given)]
         else:
-            found = [self._guarded("predict_fn", self._predict, each, context) for each in given]
+            found = self._predict_all(given, context)
         for index, each in zip(positions, found, strict=True):
             results[index] = each
         return results
+
+    def _predict_all(self, inputs: list[Any], context: Context) -> list[Any]:
+        """Predict for each input alone, or in one call if the archive says that rows are independent."""
+        is_table = [isinstance(value, torch.Tensor) and value.ndim > 1 for value in inputs]
+        if self._rows_are_independent and len(inputs) > 1 and all(is_table):
+            batch = TensorBatch([TensorRequest((rows,), single=False) for rows in inputs])
+            with suppress(UnusableRows):  # each request then gets its own error
+                return list(batch.run(lambda rows: self._predict(rows, context), self._joinable).outputs)
+        return [self._guarded("predict_fn", self._predict, value, context) for value in inputs]
 
     def _predict(self, given: Any, context: Context) -> Any:
         if "predict_fn" in self._functions:

@@ -78,12 +78,19 @@ class TensorBatch:
     requests: list[TensorRequest]
     outputs: Sequence[Any] = ()
 
-    def run(self, call: Callable[..., Any]) -> TensorBatch:
-        """Raises UnusableRows, and as `call` does where its device or memory is at fault."""
+    def run(self, call: Callable[..., Any], joinable: dict[Any, bool]) -> TensorBatch:
+        """Run the model for all requests, those of like shapes in one call.
+
+        `joinable` is the model's: for each kind of input, whether outputs have a row for each row of the input. It is filled in here.
+
+        Raises:
+            UnusableRows: The model raised for some requests, each alone.
+            Exception: What `call` raised, if its device or memory is at fault.
+        """
         requests, outputs, errors = list(self.requests), dict[int, Any](), dict[int, Exception]()
         for positions in _alike(requests):
             try:
-                outputs.update(zip(positions, _run(call, [requests[position] for position in positions]), strict=True))
+                outputs.update(zip(positions, _run(call, [requests[position] for position in positions], joinable), strict=True))
                 continue
             except Exception as error:
                 if is_out_of_resources(error) or is_device_lost(error):
@@ -312,13 +319,18 @@ def _alike(requests: Sequence[TensorRequest]) -> Iterable[list[int]]:
     return found.values()
 
 
-def _run(call: Callable[..., Any], requests: Sequence[TensorRequest]) -> list[Any]:
-    """The model's output for each request."""
-    if len(requests) == 1:
-        return [call(*requests[0].inputs)]
+def _run(call: Callable[..., Any], requests: Sequence[TensorRequest], joinable: dict[Any, bool]) -> list[Any]:
+    """Return the model's output for each request."""
+    first = requests[0]
+    kind = tuple((tensor.dtype, tensor.ndim) for tensor in first.inputs)
+    if len(requests) == 1 or not joinable.get(kind, True):
+        return [call(*request.inputs) for request in requests]
     columns = [torch.cat(inputs) for inputs in zip(*(request.inputs for request in requests), strict=True)]
     output = call(*columns)
-    if not all(_has_rows(leaf, len(columns[0])) for leaf in tree_leaves(output)):  # it gives something of the batch as a whole
+    is_rows = _is_rows(output, len(columns[0]))
+    if kind not in joinable:  # A table of the model's own may have as many rows by chance: another number of rows shows it.
+        joinable[kind] = is_rows and _is_rows(call(*first.inputs), first.rows)
+    if not is_rows or not joinable[kind]:  # It gives something of the batch as a whole.
         return [call(*request.inputs) for request in requests]
     ends = list(accumulate(request.rows for request in requests))
     parts = [slice(end - request.rows, end) for end, request in zip(ends, requests, strict=True)]
@@ -337,6 +349,10 @@ def _run_alone(call: Callable[..., Any], request: TensorRequest) -> tuple[Tensor
 
 
 # Answers
+
+
+def _is_rows(output: Any, count: int) -> bool:
+    return all(_has_rows(leaf, count) for leaf in tree_leaves(output))
 
 
 def _has_rows(leaf: Any, count: int) -> bool:

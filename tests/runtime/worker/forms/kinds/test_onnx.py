@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.forms import Inputs, built, compared, tensor_inputs
-from tsx_runtime.worker.forms.form import NotBuilt
+from tests.support.forms import Inputs, built, compared, loaded, tensor_inputs
 from tsx_runtime.worker.forms.kinds import known_forms
 
 pytest.importorskip("onnxscript")
@@ -60,13 +59,17 @@ def texts(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
         ("onnx", scripted, IMAGES, 1e-5),
         ("onnx", encoder, texts, 1e-5),
         ("onnx-int8", scripted, IMAGES, 0.2),
-        ("onnx-int8-dynamic", encoder, texts, 0.1),
     ],
 )
 def test_it_answers_as_the_model_does(name: str, make: Any, inputs: Inputs, bound: float, tmp_path: Path) -> None:
     assert compared(known_forms()[name], make, inputs, tmp_path).worst < bound
 
 
-def test_dynamic_int8_is_not_built_where_no_weights_would_be_in_int8(tmp_path: Path) -> None:
-    with pytest.raises(NotBuilt, match="no matrix product"):
-        built(known_forms()["onnx-int8-dynamic"], scripted(), IMAGES, tmp_path)
+@pytest.mark.parametrize("name", [name for name in known_forms() if name.startswith("onnx")])
+def test_a_row_keeps_its_answer_beside_an_outlier(name: str, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    built(known_forms()[name], model, tensor_inputs(8), tmp_path)
+    form = loaded(known_forms()[name], lambda: model, tmp_path).model
+    row = torch.randn(1, 8, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(form(torch.cat([row, 1e4 * row]))[:1], form(row))

@@ -13,7 +13,6 @@ import torch
 
 from tests.runtime.worker.conftest import Answer, Request, StartWorker, Worker
 from tests.runtime.worker.handlers.conftest import Net
-from tsx_runtime.worker.handlers.sagemaker.joining import Joining
 
 MODEL = """
     import json, torch
@@ -62,13 +61,14 @@ OWN = """
 """
 
 
-def start(start_worker: StartWorker, program: str, join: str = "", **files: str | bytes) -> Worker:
+def start(start_worker: StartWorker, program: str, *, independent: bool = False, **files: str | bytes) -> Worker:
     named = {"code/inference.py": program} if program else {}
     layout = {"code": "code", "program": "inference.py" if program else ""}
     return start_worker(
         files={**named, **{name.replace("__", "/"): text for name, text in files.items()}},
         handler="sagemaker_toolkit",
-        variables={"TSX_SAGEMAKER_JOIN": join, "SAGEMAKER_CONTAINER_LOG_LEVEL": "10"},
+        variables={"SAGEMAKER_CONTAINER_LOG_LEVEL": "10"},
+        model_config={"independentRows": True} if independent else {},
         manifest={"model": {"modelName": "m"}, "sagemaker": layout},
     )
 
@@ -99,35 +99,40 @@ def test_the_users_functions_are_called_as_the_toolkit_documents_them(start_work
     assert (fourth.status, fourth.message) == (500, "predict_fn failed: KeyError: 'boom'")
 
 
-def test_requests_of_the_default_predict_fn_are_put_together_once_that_is_known_to_change_nothing(start_worker: StartWorker) -> None:
-    worker = start(start_worker, MODEL.format(coupled=""))
+def test_a_function_whose_path_depends_on_its_data_answers_each_client_from_its_own_rows(start_worker: StartWorker) -> None:
+    worker = start(start_worker, MODEL.format(coupled="* (-2 if bool((x < 0).any()) else 1)"))
+    for _ in range(4):  # However many batches agree, the next client's row may take the other path.
+        assert [answer["answer"] for answer in ask(worker, [[1.0, 1.0]], [[2.0, 2.0]])] == [[[2.0]], [[4.0]]]
+    assert [answer["answer"] for answer in ask(worker, [[1.0, 1.0]], [[-1.0, 2.0]])] == [[[2.0]], [[-2.0]]]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_independent_rows_of_a_batch_share_a_call(start_worker: StartWorker, own: bool) -> None:
+    predict = "\n    def predict_fn(given, model):\n        return model(given)\n" if own else ""
+    worker = start(start_worker, MODEL.format(coupled="") + predict, independent=True)
     rows = [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]], [[0.5, 0.5]]]
-    for _ in range(3):
-        assert [answer["answer"] for answer in ask(worker, *rows)] == [[[3.0]], [[7.0], [11.0]], [[1.0]]]
-    before = ask(worker, *rows)[0]["calls"]
+    before = ask(worker, *rows)[0]["calls"]  # with a call of the first alone: whether its output has rows at all
     after = ask(worker, *rows)
     assert [answer["answer"] for answer in after] == [[[3.0]], [[7.0], [11.0]], [[1.0]]]
-    assert after[0]["calls"][len(before) :] == [4]  # one call for all rows
-    alone = ask(worker, [[1.0, 2.0]], [[1.0, 2.0, 3.0]])  # other columns
-    assert [answer["answer"] for answer in alone] == [[[3.0]], [[6.0]]]
+    assert after[0]["calls"][len(before) :] == [4]
+    others = ask(worker, [[1.0, 2.0]], [[1.0, 2.0, 3.0]])  # another number of columns
+    assert [answer["answer"] for answer in others] == [[[3.0]], [[6.0]]]
+    flat = ask(worker, [1.0, 2.0], [3.0, 4.0])  # without a dimension of rows
+    assert [answer["answer"] for answer in flat] == [[3.0], [7.0]]
 
 
-def test_equal_requests_alone_do_not_prove_that_rows_are_treated_apart(start_worker: StartWorker) -> None:
-    worker = start(start_worker, MODEL.format(coupled="- x.mean(dim=0).sum()"))
-    for _ in range(5):
-        assert [answer["answer"] for answer in ask(worker, [[1.0, 2.0]], [[1.0, 2.0]])] == [[[0.0]], [[0.0]]]
-    mixed = [answer["answer"] for answer in ask(worker, [[1.0, 2.0]], [[5.0, 2.0]])]
-    assert mixed == [[[0.0]], [[0.0]]]  # together they would be [-2.0] and [2.0]
-
-
-@pytest.mark.parametrize(("join", "own", "together"), [("", True, False), ("true", True, True), ("false", False, False)])
-def test_whether_requests_are_put_together_can_be_said(start_worker: StartWorker, join: str, own: bool, together: bool) -> None:
-    predict = "\n    def predict_fn(given, model):\n        return model(given)\n" if own else ""
-    worker = start(start_worker, MODEL.format(coupled="") + predict, join)
-    rows = [[[1.0, 2.0]], [[3.0, 4.0]]]
-    for _ in range(4):
-        *_, last = ask(worker, *rows)
-    assert (ask(worker, *rows)[0]["calls"][len(last["calls"]) :] == [2]) is together
+def test_a_request_that_fails_among_independent_rows_fails_alone(start_worker: StartWorker) -> None:
+    program = """
+        def model_fn(model_dir): return None
+        def predict_fn(given, model):
+            if bool((given < 0).any()):
+                raise ValueError("negative")
+            return given * 2
+    """
+    worker = start(start_worker, program, independent=True)
+    good, bad = worker.ask(*[of_type(body, "application/json") for body in (b"[[1.0]]", b"[[-1.0]]")])
+    assert (good.status, json.loads(good.body)) == (200, [[2.0]])
+    assert (bad.status, bad.message) == (500, "predict_fn failed: ValueError: negative")
 
 
 def test_batch_predict_fn_gets_all_that_came_in_order(start_worker: StartWorker) -> None:
@@ -224,44 +229,3 @@ def test_a_directory_of_code_outside_of_the_model_is_refused(start_worker: Start
     layout = {"code": "..", "program": "inference.py"}
     worker = start_worker(handler="sagemaker_toolkit", manifest={"model": {"modelName": "m"}, "sagemaker": layout})
     assert "'..' is refused" in worker.report["message"]
-
-
-def test_a_joined_batch_that_fails_is_run_one_by_one() -> None:
-    calls: list[int] = []
-
-    def predict(given: torch.Tensor) -> torch.Tensor:
-        calls.append(len(given))
-        if bool((given < 0).any()):
-            raise ValueError("negative")
-        return given * 2
-
-    join = Joining(predict)
-    rows = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 5.0]])]
-    for _ in range(3):
-        join(rows)
-    calls.clear()
-    good, bad = join([rows[0], torch.tensor([[-1.0, 0.0]])])
-    assert good.tolist() == [[2.0, 4.0]]
-    assert isinstance(bad, ValueError)
-    assert calls == [2, 1, 1]
-    assert [each.tolist() for each in join(rows)] == [[[2.0, 4.0]], [[6.0, 10.0]]]
-    assert calls[3:] == [2]
-
-
-def test_inputs_without_a_dimension_for_rows_are_stacked_where_the_model_takes_that() -> None:
-    layer = torch.nn.Linear(3, 2)
-    shapes: list[tuple[int, ...]] = []
-
-    def predict(given: torch.Tensor) -> torch.Tensor:
-        shapes.append(tuple(given.shape))
-        with torch.no_grad():
-            result: torch.Tensor = layer(given)
-        return result
-
-    join = Joining(predict)
-    rows = [torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.0, 1.0, 0.0])]
-    for _ in range(4):
-        found = join(rows)
-    assert shapes[-1] == (2, 3)
-    for each, row in zip(found, rows, strict=True):
-        torch.testing.assert_close(each, predict(row))

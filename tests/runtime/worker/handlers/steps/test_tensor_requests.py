@@ -52,11 +52,19 @@ class Mean(nn.Module):
         return x.reshape(-1, 2, 2).mean()
 
 
+class Table(nn.Module):
+    """The scores of the rows, and two numbers of its own."""
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"scores": x.sum(1), "bounds": torch.tensor([10.0, 20.0])}
+
+
 NETS: dict[str, nn.Module] = {
     "linear": nn.Sequential(nn.Linear(4, 3)),
     "grey": Grey(),
     "words": Words(),
     "mean": Mean(),
+    "table": Table(),
     "double": nn.Linear(4, 3).double(),
 }
 for net in NETS.values():
@@ -261,6 +269,13 @@ def test_several_inputs_come_by_their_names(made: Made) -> None:
 
 def test_what_the_model_gives_of_a_batch_as_a_whole_is_asked_for_each_request(made: Made) -> None:
     assert made("mean").ask({"body": [[0, 0], [0, 0]]}, {"body": [[1, 1], [1, 1]]}) == [0.0, 1.0]
+
+
+def test_a_table_with_as_many_rows_as_the_batch_is_not_divided_among_its_requests(made: Made) -> None:
+    expected = made("table").ask({"body": [[1, 1]]})
+    handler = made("table")
+    for _ in range(2):
+        assert handler.ask({"body": [[1, 1]]}, {"body": [[5, 5]]})[0] == expected[0]
 
 
 def test_a_model_of_which_nothing_is_known_tells_by_itself_whether_a_request_is_a_row(made: Made) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextvars import ContextVar
 
-from tsx_runtime.http.fast_lane.turns import MOST, Turns
+from tsx_runtime.http.turns import MOST, Turns
 
 name: ContextVar[str] = ContextVar("name", default="nobody")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextvars import Context
 from itertools import islice
 
+LARGE = 64 << 10  # bytes of one read after which the other connections have their turn
 MOST = 2  # a turn: a request that was sent ahead, or a read of up to 256 KB each
 
 

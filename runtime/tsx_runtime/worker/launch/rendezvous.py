@@ -1,0 +1,40 @@
+"""Lets the processes of a torchrun group on one machine meet at loopback, where no other machine reaches them.
+
+torch's own stores listen on all addresses and ask for no password, and its dynamic rendezvous unpickles what such a store holds: whoever
+reaches the port runs code. Groups across machines need it all the same (docs/security.md).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # torch exports it without saying so
+from torch.distributed.elastic.rendezvous import RendezvousInfo, rendezvous_handler_registry
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+BACKEND, LOOPBACK = "tsx-loopback", "127.0.0.1"
+TIMEOUT = 600  # seconds; torch's own
+
+
+class LoopbackRendezvous(StaticTCPRendezvous):
+    """A rendezvous of one agent, whose store the ranks use as well. Nothing in it is unpickled."""
+
+    def get_backend(self) -> str:
+        return BACKEND
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        if self._store is None:
+            listener = socket.create_server((LOOPBACK, 0))
+            self.master_port = listener.getsockname()[1]
+            self._store = TCPStore(LOOPBACK, self.master_port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
+        return super().next_rendezvous()
+
+
+def stay_on_loopback() -> tuple[str, str]:
+    """Return torchrun's arguments, and have the libraries of the ranks connect by loopback as well, unless variables say otherwise."""
+    rendezvous_handler_registry.register(BACKEND, lambda asked: LoopbackRendezvous(LOOPBACK, 0, 0, 1, asked.run_id, TIMEOUT))
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
+        os.environ.setdefault(name, "lo" if sys.platform == "linux" else "lo0")
+    return f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={LOOPBACK}"
