@@ -99,6 +99,7 @@ def ask(address: tuple[str, int], seconds: float, connections: int, words: Itera
         selector.register(connect(address), selectors.EVENT_READ)
     waiting = [key.fileobj for key in selector.get_map().values()]
     while (left := until - time.monotonic()) > 0:
+        lost = []
         for sock in waiting:
             assert isinstance(sock, socket.socket)
             data = next(words)
@@ -107,21 +108,21 @@ def ask(address: tuple[str, int], seconds: float, connections: int, words: Itera
                 sock.sendall(data)
                 asked, sent = asked + 1, sent + len(data)
             except OSError:
-                selector.unregister(sock)
-                sock.close()
-                with suppress(OSError):
-                    selector.register(connect(address), selectors.EVENT_READ)
+                lost.append(sock)
         waiting = []
-        for key, _ in selector.select(min(left, 0.5)):
+        for key, _ in selector.select(0 if lost else min(left, 0.5)):
             sock = key.fileobj
             assert isinstance(sock, socket.socket)
             with suppress(OSError):
-                if sock.recv(RECEIVE):
+                if sock in lost or sock.recv(RECEIVE):
                     waiting.append(sock)
                     continue
+            lost.append(sock)
+        waiting = [sock for sock in waiting if sock not in lost]
+        for sock in lost:
             selector.unregister(sock)
             sock.close()
-            with suppress(OSError):
+            with suppress(OSError):  # as an attacker does, it comes again
                 fresh = connect(address)
                 selector.register(fresh, selectors.EVENT_READ)
                 waiting.append(fresh)
