@@ -13,8 +13,9 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import repeat
+from itertools import repeat, takewhile
 from typing import NamedTuple
 
 RECEIVE = 1 << 16
@@ -239,6 +240,33 @@ def header_lines(address: tuple[str, int], seconds: float) -> Sent:
     return ask(address, seconds, 4, repeat(request(b"POST /predictions/busy", b"1", *[b"a:"] * 10_000)))
 
 
+def streams(address: tuple[str, int], seconds: float) -> Sent:
+    """4 connections ask for answers of 100,000 small parts, and read them."""
+    return ask(address, seconds, 4, repeat(request(b"POST /predictions/busy", b"stream")))
+
+
+def grpc_messages(address: tuple[str, int], seconds: float) -> Sent:
+    """4 gRPC connections send small requests on a stream, for a model that there is not, as fast as they are taken."""
+    import grpc  # here, because only this attack needs it
+
+    from tsx_runtime.grpc.protos import grpc_predict_v2_pb2
+
+    message, until = grpc_predict_v2_pb2.ModelInferRequest(model_name="none").SerializeToString(), time.monotonic() + seconds
+    answers = [0] * 4
+
+    def attack(number: int) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with grpc.insecure_channel(f"{address[0]}:{address[1]}", options) as channel:
+            call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+            requests = takewhile(lambda _: time.monotonic() < until, repeat(message))
+            for _ in call(requests, timeout=seconds + 5):
+                answers[number] += 1
+
+    with ThreadPoolExecutor(len(answers)) as pool:
+        list(pool.map(attack, range(len(answers))))
+    return sum(answers), sum(answers) * len(message)
+
+
 ATTACKS = {
     run.__name__.replace("_", "-"): Attack((run.__doc__ or "").strip(), role, run)
     for run, role in [
@@ -260,6 +288,8 @@ ATTACKS = {
         (small_chunks, "inference"),
         (trailers, "inference"),
         (header_lines, "inference"),
+        (streams, "inference"),
+        (grpc_messages, "grpc"),
     ]
 }
 

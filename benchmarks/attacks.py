@@ -46,17 +46,23 @@ MIB = 1 << 20
 HANDLER = """
 import time
 
+from ts.handler_utils.utils import send_intermediate_predict_response
+
 def handle(data, context):
     if data is None:
         return None
-    return [answer(bytes(row.get("body") or row.get("data") or b"")) for row in data]
+    return [answer(bytes(row.get("body") or row.get("data") or b""), index, context) for index, row in enumerate(data)]
 
-def answer(body):
+def answer(body, index, context):
     if body == b"slow":
         time.sleep(0.05)
+    if body == b"stream":
+        for _ in range(100_000):
+            send_intermediate_predict_response([b"x"], {index: context.get_request_id(index)}, "", 200, context)
     return b"x" * (int(body) if body.isdigit() else 1)
 """
-ROW = "{:<22} {:>8} {:>8} {:>9} {:>9} {:>9} {:>11}  {}"
+GRPC_PORTS = servers.free_ports(2)
+ROW = "{:<25} {:>8} {:>8} {:>9} {:>9} {:>9} {:>11}  {}"
 
 
 class Watched:
@@ -85,7 +91,8 @@ class Watched:
 @contextmanager
 def served(directory: Path, archives: list[Path], worker_core: int = 0, **settings: object) -> Iterator[servers.Server]:
     """The front end on the first core, with both models loaded."""
-    with servers.tsx(directory, *archives, **settings) as server:
+    grpc = {"enable_grpc": "true", "grpc_inference_port": GRPC_PORTS[0], "grpc_management_port": GRPC_PORTS[1]}
+    with servers.tsx(directory, *archives, **grpc, **settings) as server:
         for model in ("quiet", "busy"):
             servers.first_answer(server, f"/predictions/{model}", b"1")
         front, *others = family(server)
@@ -101,8 +108,9 @@ def family(server: servers.Server) -> list[psutil.Process]:
 
 
 def attack(server: servers.Server, name: str, seconds: float) -> subprocess.Popen[str]:
-    url = server.management if ATTACKS[name].role == "management" else server.inference
-    command = [sys.executable, str(Path(__file__).with_name("attackers.py")), name, urlsplit(url).netloc, str(seconds)]
+    urls = {"inference": server.inference, "management": server.management, "grpc": f"grpc://127.0.0.1:{GRPC_PORTS[0]}"}
+    address = urlsplit(urls[ATTACKS[name].role]).netloc
+    command = [sys.executable, str(Path(__file__).with_name("attackers.py")), name, address, str(seconds)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
