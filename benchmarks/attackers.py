@@ -50,14 +50,14 @@ def connect(address: tuple[str, int], head: bytes = b"") -> socket.socket:
 
 
 def frame(opcode: int, body: bytes = b"") -> bytes:
-    """A frame of a WebSocket client whose mask changes nothing (RFC 6455, 5.2)."""
+    """Return a frame of a WebSocket client whose mask changes nothing (RFC 6455, 5.2)."""
     return bytes([opcode, 0x80 | len(body), 0, 0, 0, 0]) + body
 
 
 def push(
     address: tuple[str, int], seconds: float, connections: int, endless: bytes, *, reads: bool, most: int = 1 << 62, head: bytes = b""
 ) -> Sent:
-    """Send `head`, then `endless` again and again, on each connection, as fast as the server takes it, without waiting for answers."""
+    """Send `head`, then `endless` again and again, on each connection, and wait for no answer."""
     until, sent = time.monotonic() + seconds, 0
     selector = selectors.DefaultSelector()
     opened = [connect(address, head) for _ in range(connections)]

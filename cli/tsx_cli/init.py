@@ -19,7 +19,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write a handler, a network, their configuration, samples and a README with the next three commands."""
-    from tsx_archiver import is_model_name  # here, all of them, as they are slow to import, and help must be quick
+    from tsx_archiver import is_model_name  # here, as they are slow to import
     from tsx_cli.common.run_directory import write_files
     from tsx_templates.render import render_tree
 
@@ -27,9 +27,9 @@ def init(
         raise UsageError(f"'{name}' cannot be a model's name: letters, digits, '_', '-' and '.' only, a letter or digit first")
     target = directory or Path(name)
     files = {str(path): text for path, text in render_tree("model", {"name": name, "class_name": class_name(name)}).items()}
-    there = [str(target / path) for path in files if (target / path).exists()]
-    if there and not force:
-        raise CliError(f"{', '.join(there)} would be overwritten; choose another --directory, or add --force")
+    existing = [str(target / path) for path in files if (target / path).exists()]
+    if existing and not force:
+        raise CliError(f"{', '.join(existing)} would be overwritten; choose another --directory, or add --force")
     for path in write_files(files, target):
         print(f"wrote {path}")
     print(f"{target / 'README.md'} has the next steps")

@@ -65,7 +65,7 @@ def torchserve(processes: None, short_path: Path, free_ports: Callable[[int], li
 
 @pytest.fixture
 def answering() -> Iterator[Answering]:
-    """A server that gives the same answer to every request; calling it again changes the answer."""
+    """Start a server that answers every request alike; calling it again changes the answer."""
     given: dict[str, Any] = {}
 
     class Handler(BaseHTTPRequestHandler):

@@ -299,7 +299,7 @@ def shards_of(index: Path) -> tuple[str, ...]:
 
 
 def check_references(directory: Path) -> None:
-    """Check that no index and no processor names weights outside of the model's directory; raise CannotPack if one does."""
+    """Check that no index and no processor names weights outside of the model. Raises CannotPack."""
     for index in directory.rglob("*.index.json"):
         shards_of(index)
     for path in (directory / "processor_config.json", directory / "audio_tokenizer_config.json"):

@@ -88,7 +88,7 @@ class ModelConfig(ModelLimits["int | None"]):
     cache: CacheConfig | None = None
     overlap_preprocessing: bool | str | None = None  # or "auto"
     retry_failed_batch: bool | None = None
-    independent_rows: bool | None = None  # requests to a SageMaker program may share a call of predict_fn
+    independent_rows: bool | None = None  # a SageMaker program's requests may share a call
     weights_only: bool | None = None
     init_args: dict[str, Any] | None = None  # of the model's class: plain data
     threads: int | None = None

@@ -253,11 +253,11 @@ class Cache:
 
 
 def _withdraw_writing(directory: Path) -> None:
-    """Take from other users the right to write, which the umask may have granted; a file with two names has another owner."""
+    """Take from other users the right to write, except to hard links, which other caches own too."""
     for path in directory.rglob("*"):
         status = path.lstat()
-        is_own = stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
-        if is_own and status.st_mode & OTHERS:
+        is_single = stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)
+        if is_single and status.st_mode & OTHERS:
             path.chmod(stat.S_IMODE(status.st_mode) & ~OTHERS)
 
 

@@ -65,5 +65,5 @@ def _read_note(note: Path, state: list[int]) -> str | None:
 
 
 def _write_note(note: Path, content: dict[str, object]) -> None:
-    with suppress(OSError), whole_file(note, mode=0o600, durable=False) as file:  # without it the file is read again
+    with suppress(OSError), whole_file(note, mode=0o600, durable=False) as file:  # else the file is read again
         file.write(json.dumps(content).encode())

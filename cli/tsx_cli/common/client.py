@@ -74,7 +74,7 @@ class Response:
 
 @contextmanager
 def reading_answers() -> Iterator[None]:
-    """Turn what an answer of another form raises into a CliError."""
+    """Turn the errors of code that reads an answer of another form into a CliError."""
     try:
         yield
     except OTHER_FORM as error:
@@ -118,7 +118,7 @@ class Server:
             self._headers["Authorization"] = f"Bearer {token}"
 
     def call(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Response:
-        """An answer with a status of 2xx; another is raised as RequestFailed."""
+        """Send a request and return its answer of 2xx. Raises RequestFailed for another status."""
         response = self.send(method, path, body, headers)
         if 300 <= response.status < 400 and (location := response.headers.get("location")):
             why = f"{self.url} answers {path} with {response.status} and names {location}"

@@ -116,7 +116,7 @@ def read_journal_file(
     """`begin` makes a JournaledRun, to which `add` adds the later entries. Raises CliError if there is nothing to resume."""
     path = directory / NAME
     try:
-        check_directory(directory)  # What it names is run: a model, a metric, and forms that are compiled code.
+        check_directory(directory)  # A resumed run loads what it names: models, metrics, forms.
         text = path.read_text(encoding="utf-8", errors="replace")
     except PermissionError as error:
         raise CliError(f"--resume: {error.strerror}; name the directory of a run of your own") from error

@@ -161,12 +161,8 @@ def unregister(name: ModelName, version: Version = None, as_json: AsJson = False
     _say(management(url, config).call("DELETE", target).json(), as_json)
 
 
-app.command("traffic", cls=AnswerCommand)(traffic.traffic)
-app.command("label", cls=AnswerCommand)(traffic.label)
-app.command("rollback", cls=AnswerCommand)(traffic.rollback)
-app.command("record", cls=AnswerCommand)(record.record)
-app.command("rollout", cls=AnswerCommand)(rollout.rollout)
-app.command("shadow", cls=AnswerCommand)(shadow.shadow)
+for _command in (traffic.traffic, traffic.label, traffic.rollback, record.record, rollout.rollout, shadow.shadow):
+    app.command(cls=AnswerCommand)(_command)
 
 
 def _changes(values: list[str]) -> dict[str, str]:

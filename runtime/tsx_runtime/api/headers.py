@@ -1,5 +1,4 @@
-"""Header pairs that HTTP responses and gRPC metadata share: what a handler may set, what confines answers,
-what keeps them out of caches, request ids."""
+"""Header pairs of HTTP and gRPC: what handlers see and may set, what confines answers, request ids."""
 
 from __future__ import annotations
 
@@ -25,12 +24,10 @@ NO_CACHE: tuple[Pair, ...] = (
 
 
 JSON: Pair = (b"content-type", b"application/json")
-# Headers by which a server, a proxy or a credential speaks: no handler sees another spelling of one, with "_" for "-".
+# Headers of servers, proxies and credentials: no handler sees one that is spelled with "_" for "-".
 _SPOKEN_FOR = frozenset(
-    (
-        *(b"authorization", b"proxy-authorization", b"content-type", b"content-length", b"transfer-encoding", b"x-request-id"),
-        *(b"x-real-ip", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-proto"),
-    )
+    b"proxy-authorization content-type content-length transfer-encoding x-request-id "
+    b"x-real-ip x-forwarded-for x-forwarded-host x-forwarded-port x-forwarded-proto".split()
 )
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer"))
 _OURS = {*_FRAMING, b"x-request-id"}
@@ -39,7 +36,7 @@ _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def clashing_names(headers: Iterable[Pair]) -> list[str]:
-    """Return the names that differ only in "_" and "-", which WSGI and CGI take for one; `headers` are in lower case."""
+    """Return the names that differ only in "_" and "-", which WSGI and CGI take for one."""
     names = {name for name, _ in headers}
     if not any(b"_" in name for name in names):
         return []
@@ -48,20 +45,16 @@ def clashing_names(headers: Iterable[Pair]) -> list[str]:
 
 
 def check_distinct(headers: Iterable[Pair]) -> None:
-    """Raises BadRequest."""
+    """Refuse a request with clashing names. Raises BadRequest."""
     if names := clashing_names(headers):
         raise BadRequest(f"The request has headers whose names differ only in '_' and '-': {', '.join(names[:5])}. Send one of them.")
 
 
 def shown_headers(headers: Iterable[Pair], left_out: Collection[bytes]) -> list[Pair]:
     """Return what a handler sees of a request's headers: none of `left_out`, in no spelling."""
-    taken = {name.replace(b"_", b"-") for name in left_out}
-    return [pair for pair in headers if not _is_taken(pair[0].lower(), taken)]
-
-
-def _is_taken(name: bytes, taken: Collection[bytes]) -> bool:
-    hyphenated = name.replace(b"_", b"-")
-    return hyphenated in taken or (hyphenated != name and hyphenated in _SPOKEN_FOR)
+    hidden = {name.replace(b"_", b"-") for name in left_out}
+    respelled = hidden | _SPOKEN_FOR
+    return [pair for pair in headers if pair[0].lower().replace(b"_", b"-") not in (respelled if b"_" in pair[0] else hidden)]
 
 
 def is_header(name: bytes, value: bytes) -> bool:
@@ -99,7 +92,7 @@ _BEYOND_ANSWER = frozenset(  # what changes more of a browser's state than this 
 
 
 def answer_headers(status: int, headers: Iterable[Pair], *, confined: bool) -> tuple[Pair, ...]:
-    """Return the headers of a model's answer: as they are, or `confined` where the address manages models.
+    """Return the headers of a model's answer, `confined` if its address also manages models.
 
     No browser shows a confined answer as a page, runs it, or lets it change anything else of its origin.
     """
@@ -111,10 +104,14 @@ def answer_headers(status: int, headers: Iterable[Pair], *, confined: bool) -> t
     return (*(pair for pair in headers if pair[0] not in left_out), *_CONFINEMENT)
 
 
+def header_pairs(block: bytes) -> list[Pair]:
+    """Return the headers of a block."""
+    return [(name, value) for line in block.split(b"\r\n") if line for name, _, value in [line.partition(b": ")]]
+
+
 def stored_headers(block: bytes) -> list[Pair]:
-    """Return the headers of a stored answer, without what would end them early: other programs may write to a shared store."""
-    pairs = ((name, value) for line in block.split(b"\r\n") for name, _, value in [line.partition(b": ")])
-    return [pair for pair in pairs if is_header(*pair) and pair[0].lower() not in _FRAMING]
+    """Return a stored answer's headers without framing, which any writer of the store may add."""
+    return [pair for pair in header_pairs(block) if is_header(*pair) and pair[0].lower() not in _FRAMING]
 
 
 def check_status(status: int) -> None:

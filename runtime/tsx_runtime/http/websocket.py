@@ -34,10 +34,10 @@ INVALID, POLICY, FAILED, RESTART, TRY_AGAIN = 1007, 1008, 1011, 1012, 1013  # cl
 LONGEST_REASON = 120  # bytes, of a control frame's 125
 AHEAD = 64 << 10  # bytes that a client may send ahead of the message that it waits for before it is no longer read from
 OVERHEAD = 1024  # bytes that a message counts for besides its own
-FRAMES_PER_TURN = 16  # that are parsed before the other connections have their turn: each takes about 15 microseconds
-MAX_IDLE_FRAMES = 100  # a second: pings, pongs and empty fragments, which bring nothing for a model
-MAX_FRAGMENTS = 1024  # of a message, and one more for each KiB of it
-HOLD = 1.0  # seconds before a connection that broke a limit is closed, so that its client reads why and does not come again at once
+FRAMES_PER_TURN = 16  # frames parsed before other connections have their turn, in about 15 µs each
+MAX_IDLE_FRAMES = 100  # pings, pongs and empty fragments of one second
+MAX_FRAGMENTS = 1024  # fragments of a message, besides one for each KiB of it
+HOLD_S = 1.0  # time in which a client that broke a limit can read why, and cannot come again
 LENGTH_BYTES = {126: 2, 127: 8}  # of a frame's extended length (RFC 6455, 5.2)
 MASK_BYTES = 4  # of each frame of a client
 SILENCE = 20  # seconds after which a client gets a ping, and after as many again without a word is gone
@@ -75,8 +75,8 @@ class WebSocketConnection(asyncio.Protocol):
         self._counted = CountedBytes(bytes_in_flight)
         self._ahead = bytearray()  # not parsed yet
         self._frame_missing = 0  # bytes of the present frame that are not parsed yet
-        self._fragments = 0  # of the present message
-        self._idle_frames = 0  # in this second
+        self._fragments = 0  # frames of the present message
+        self._idle_frames = 0  # pings, pongs and empty fragments of this second
         self._message = bytearray()  # the frames of one that is not complete
         self._partial = 0  # bytes of it, those of the present frame included
         self._is_text = False
@@ -125,7 +125,7 @@ class WebSocketConnection(asyncio.Protocol):
         if not self._has_turn:
             self._parse()
         if len(data) > LARGE:
-            self._take_turn()  # else the event loop would read megabytes from this connection in the present turn
+            self._take_turn()  # Otherwise the event loop would read on in this turn.
         self._update_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -243,7 +243,7 @@ class WebSocketConnection(asyncio.Protocol):
         self._write()
 
     def _next_size(self) -> int:
-        """Return how many bytes the parser gets next: those that have come of one frame, or 0 before its length has come."""
+        """Return how many bytes of one frame the parser gets next; 0 before its length has come."""
         ahead = self._ahead
         if not self._frame_missing and len(ahead) > 1:
             size = ahead[1] & 0x7F
@@ -267,7 +267,7 @@ class WebSocketConnection(asyncio.Protocol):
                 self._news.set()
 
     def _update_reading(self) -> None:
-        """Read from the client once all that has come is parsed, and few messages wait."""
+        """Read from the client while all that has come is parsed, and few messages wait."""
         pauses = self._has_enough or self._has_turn or self._held_open
         if pauses is not self._paused and not self.transport.is_closing():
             self._paused = pauses
@@ -315,12 +315,12 @@ class WebSocketConnection(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._budget.shed)  # not here, within a write
 
     def _refuse(self, reason: str) -> None:
-        """End a connection that broke a limit: it is told at once, read no more, and closed after `HOLD`."""
+        """Tell a client that broke a limit, read nothing more from it, and close after `HOLD_S`."""
         if not self._held_open:
             self._held_open = True
             self._fail(POLICY, reason)
             self._left.set()
-            asyncio.get_running_loop().call_later(HOLD, self.transport.close)
+            asyncio.get_running_loop().call_later(HOLD_S, self.transport.close)
 
     def _fail(self, code: int, reason: str) -> None:
         self._protocol.fail(code, reason.encode()[:LONGEST_REASON].decode(errors="ignore"))

@@ -66,7 +66,7 @@ class CallbackSender:
         self._wake = asyncio.Event()
 
     def check(self, url: str) -> str:
-        """Return the URL with its scheme, host and port in one form. Raises BadRequest where answers are not sent there."""
+        """Return the URL with its scheme, host and port in one form. Raises BadRequest."""
         if not self._hosts.entries:
             raise BadRequest("This server sends no callbacks: job_callback_hosts is empty. Poll the job, or have its administrator set it.")
         try:
@@ -134,7 +134,7 @@ class CallbackSender:
         self._wake.set()
 
     def _post(self, due: DueCallback) -> int:
-        """Return the status of the receiver's answer. Runs in a thread. Raises TsxError where there is none."""
+        """Return the status of the receiver's answer, in a thread. Raises TsxError if there is none."""
         from tsx_runtime.sources.http_download import post  # here, as urllib3 opens a socket when it is imported
 
         try:

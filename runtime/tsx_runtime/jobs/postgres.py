@@ -14,8 +14,6 @@ from tsx_runtime.jobs.sql_thread import Session
 CONNECT_TIMEOUT = 10  # seconds
 STATEMENT_TIMEOUT = 60_000  # ms; nothing that a store does takes as long
 TABLES_LOCK = 0x7478_6A6F  # any number that no other application takes: servers that start together make the tables one after the other
-
-
 # Triggers, functions and operators in the schema run as this server's user.
 FOREIGN = """
 SELECT nspname, has_schema_privilege('public', oid, 'CREATE'), (

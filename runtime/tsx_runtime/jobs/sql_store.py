@@ -256,7 +256,7 @@ class SqlStore(SqlThread):
     # Callbacks
 
     async def claim_callbacks(self, most: int, seconds: float, closed: Collection[str] = ()) -> list[DueCallback]:
-        """Claim callbacks whose time has come, for so many seconds, except those whose URL begins like one of `closed`."""
+        """Claim due callbacks for so many seconds, unless their URL begins with one of `closed`."""
         others, values = _not_to(closed)
 
         def work(session: Session) -> list[DueCallback]:
@@ -274,7 +274,7 @@ class SqlStore(SqlThread):
         return await self.do(work)
 
     async def next_callback(self, closed: Collection[str] = ()) -> float | None:
-        """Return the seconds until the next one is due that is not `closed`; None where there is none."""
+        """Return the seconds until the next is due, of those whose receiver is not `closed`."""
         others, values = _not_to(closed)
         sql = f"SELECT min(due) - {{now}} FROM tsx_callbacks WHERE url <> ''{others}"
         seconds: float | None = (await self._rows(sql, *values))[0][0]

@@ -100,8 +100,3 @@ class DueCallback(NamedTuple):
     attempts: int  # so far, with this one
     request_id: str
     answer: StoredAnswer
-
-
-def pairs_of(block: bytes) -> list[tuple[bytes, bytes]]:
-    """The headers of a block."""
-    return [(name, value) for line in block.split(b"\r\n") if line for name, _, value in [line.partition(b": ")]]

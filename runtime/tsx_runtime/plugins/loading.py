@@ -43,7 +43,7 @@ def load_plugins(names: Iterable[str]) -> Plugins:
     for group, points in found.items():
         for point in entry_points(group=f"tsx.{group}"):
             if points.setdefault(point.name, point) != point and point.name in wanted:
-                packages = " and ".join(str(each.dist and each.dist.name) for each in (points[point.name], point))
+                packages = " and ".join(str(entry.dist and entry.dist.name) for entry in (points[point.name], point))
                 raise SettingError(f"the plugin '{point.name}' is in two packages, {packages}; uninstall one of them")
     known = sorted({name for points in found.values() for name in points})
     for name in wanted:
@@ -76,9 +76,9 @@ def _staying(name: str, plugin: Callable[..., Any]) -> Callable[..., Any]:
     """Make an exit of the plugin an error: on the event loop it would end the server."""
 
     @functools.wraps(plugin)
-    def call(*given: Any) -> Any:
+    def call(*args: Any) -> Any:
         try:
-            return plugin(*given)
+            return plugin(*args)
         except SystemExit as error:
             raise RuntimeError(f"the plugin '{name}' called sys.exit({error.code!r})") from error
 

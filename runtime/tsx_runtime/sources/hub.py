@@ -126,7 +126,7 @@ def download(model: HubModel, *, most: int, progress: Progress, stopped: Callabl
 
 
 def _check_answers() -> None:
-    """Make huggingface_hub check the answers of the Hub, which may be a mirror, before it uses them."""
+    """Make huggingface_hub check the answers of the Hub or its mirror before it uses them."""
     import huggingface_hub  # as above
 
     with _FACTORY:
@@ -139,12 +139,12 @@ def _check_answers() -> None:
 
 
 def _check_answer(response: Any) -> None:
-    """Check the values that huggingface_hub joins to paths as they are; it checks names of files itself. Raise DownloadFailed."""
+    """Check what huggingface_hub joins to paths, except names of files. Raises DownloadFailed."""
     headers = response.headers
     if response.request.method == "HEAD":
         _require(_COMMIT, headers.get("x-repo-commit"))
         _require(_ETAG, headers.get("x-linked-etag"), headers.get("etag"))
-    elif _API.fullmatch(str(response.url)):  # everything else is the content of a file
+    elif _API.fullmatch(str(response.url)):  # Other answers are the content of a file.
         _require(_API, headers.get("location"), response.links.get("next", {}).get("url"))
         response.read()
         answer = response.json() if response.is_success else {}

@@ -262,7 +262,7 @@ def test_a_row_that_gets_another_kind_of_answer_after_a_death_has_one_file(tmp_p
 
 
 def planted(place: Path, victim: Path) -> LocalStore:
-    """An output beside which there is a directory with a link."""
+    """Return an output beside which there is a directory with a link."""
     (place / "out.tsx-batch").mkdir(mode=0o700)
     victim.write_text("precious")
     (place / "out.tsx-batch" / "partial").symlink_to(victim)

@@ -38,7 +38,7 @@ KEYED = {"idempotency-key": "k-1"}
 
 
 def is_confined(answer: httpx.Response) -> bool:
-    """Whether it is; fails for one that is neither confined nor as its model made it."""
+    """Return whether it is; fail for one that is neither confined nor as its model made it."""
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "text/html"
     confining = answer.headers.keys() & {"content-security-policy", "x-content-type-options", "cross-origin-resource-policy"}

@@ -467,7 +467,7 @@ class Conversation:
 
 
 def frame(opcode: int, body: bytes = b"") -> bytes:
-    """A frame with a mask that changes nothing."""
+    """Return a frame with a mask that changes nothing."""
     return bytes([opcode, 0x80 | len(body), 0, 0, 0, 0]) + body
 
 
@@ -482,7 +482,7 @@ FLOODS = {
 
 @pytest.mark.parametrize("flood", FLOODS.values(), ids=FLOODS)
 def test_frames_that_bring_nothing_are_bounded(flood: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tsx_runtime.http.websocket.HOLD", 0)
+    monkeypatch.setattr("tsx_runtime.http.websocket.HOLD_S", 0)
 
     async def run() -> None:
         conversation = Conversation()

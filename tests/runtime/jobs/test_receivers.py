@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tsx_runtime.jobs.receivers import AT_ONCE, FAILURES, LONGEST_PAUSE, REMEMBERED, Receivers, receiver_of
+from tsx_runtime.jobs.receivers import AT_ONCE, FAILURES, LONGEST_PAUSE_S, REMEMBERED, Receivers, receiver_of
 
 A, B = "https://a.example/", "https://b.example:8443/"
 
@@ -52,7 +52,7 @@ def test_a_receiver_that_keeps_failing_is_left_alone_for_longer_and_longer_until
         clock.now += pauses[-1]
         assert receivers.closed() == {}
     assert pauses[:3] == [2.0**FAILURES, 2.0 ** (FAILURES + 1), 2.0 ** (FAILURES + 2)]
-    assert pauses[-1] == LONGEST_PAUSE
+    assert pauses[-1] == LONGEST_PAUSE_S
     call(receivers, A, failed=False)
     call(receivers, A, failed=True)
     assert receivers.closed() == {}

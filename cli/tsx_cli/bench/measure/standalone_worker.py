@@ -100,7 +100,7 @@ def worker_spec(archive: OpenArchive, configuration: Configuration, batch_size: 
 
 
 def model_variables() -> dict[str, str]:
-    """Return the environment of a process that runs an archive's code, without the secrets that a server hides from it."""
+    """Return the environment for an archive's code, without the secrets that a server hides."""
     hidden = hidden_variables(Settings.model_validate({}), os.environ)
     return {**DEFAULTS, **{name: value for name, value in os.environ.items() if name not in hidden}}
 

@@ -14,7 +14,7 @@ from tsx_cli.deploy.engine.resources import Ref, Resource, digest
 from tsx_cli.deploy.sagemaker import forms as sagemaker
 from tsx_cli.deploy.spec import Canary, DeploySpec
 
-# These stand for values that the stack has. An archive's name holds no NUL, and so none of them.
+# Placeholders for values of the stack. An archive's name holds no NUL, and so none of them.
 ACCOUNT, REGION, IMAGE = "\0AccountId\0", "\0Region\0", "\0Image\0"
 OWN = "Tsx::"  # kinds that CloudFormation does not have
 NAMED = {  # the property that holds a resource's name
@@ -68,8 +68,8 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
         raise UsageError(
             "--emit cloudformation: the models of a multi-model endpoint are files in S3, and CloudFormation uploads none: use tsx deploy"
         )
-    if "{{resolve:" in (named := f"{facts.model_name}/{facts.model_version}"):
-        why = f"a stack would look up what '{named}' names; pack the archive under another name"
+    if "{{resolve:" in (model := f"{facts.model_name}/{facts.model_version}"):
+        why = f"a stack would look up what '{model}' names; pack the archive under another name"
         raise UsageError(f"--emit cloudformation: {why}")
     there = replace(facts, account=ACCOUNT, region=REGION, image=spec.image or IMAGE)
     resources = (sagemaker if spec.target == "sagemaker" else aws_lambda).resources(spec, there)
@@ -94,7 +94,7 @@ def template(spec: DeploySpec, facts: Facts) -> dict[str, Any]:
         names = {"ApplicationName": {"Ref": "CanaryApplication"}, "DeploymentGroupName": {"Ref": "CanaryGroup"}}
         entries["Alias"]["UpdatePolicy"] = {"CodeDeployLambdaAliasUpdate": names}
     outputs = {name: {"Value": _written(Ref(id, attribute), {})} for name, id, attribute in OUTPUTS if id in entries}
-    head = {"AWSTemplateFormatVersion": "2010-09-09", "Description": f"{spec.name}: {named} by tsx deploy"}
+    head = {"AWSTemplateFormatVersion": "2010-09-09", "Description": f"{spec.name}: {model} by tsx deploy"}
     return {**head, **({"Parameters": parameters} if parameters else {}), "Resources": entries, "Outputs": outputs}
 
 

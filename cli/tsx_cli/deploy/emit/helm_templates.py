@@ -20,7 +20,7 @@ RELEASE = {
 }  # that manifests are made with
 NAME, NAMESPACE = RELEASE
 TOKEN = re.compile(r"^( *)(- (?=TSX\d+X: null))?(?:- )?(TSX\d+X)(?:: null)?$|(TSX\d+X)", re.MULTILINE)  # lines of its own, or a value
-MODEL = '{{ index .Chart.Annotations "tsx/model" | toJson }}'  # templates hold no archive's name
+MODEL = '{{ index .Chart.Annotations "tsx/model" | toJson }}'  # only Chart.yaml holds the archive's name
 OWNER = {
     "metadata labels app.kubernetes.io/managed-by": "{{ .Release.Service }}",
     "metadata annotations tsx/model": MODEL,

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-# Numbers and booleans of YAML 1.2 and of Go's readers, and an end of a line that PyYAML loses.
-OTHERWISE = re.compile(r"^[-+]?(0o[0-7]+|[\d.]+[eE][-+]?\d+)$|^[yYnN]$|\x85")
+# Numbers and booleans of YAML 1.2 and of Go's readers, and a line end that PyYAML loses.
+AMBIGUOUS = re.compile(r"^[-+]?(0o[0-7]+|[\d.]+[eE][-+]?\d+)$|^[yYnN]$|\x85")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -21,8 +21,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _written(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Write a file as its lines, and in quotes what another reader may take for no text."""
-    style = '"' if OTHERWISE.search(text) else "|" if text.count("\n") > 1 else None
+    """Write a file as its lines, and quote what another reader would take for another type."""
+    style = '"' if AMBIGUOUS.search(text) else "|" if text.count("\n") > 1 else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -142,7 +142,7 @@ class Core:
         return await self._exchange(lambda: self._request(model, version, content, headers or {}), deadline), deadline
 
     async def _get(self, path: str, deadline: Deadline, read: Callable[[Any], ResultT]) -> ResultT:
-        """What `read` makes of the server's JSON. Raises InvalidAnswer for JSON of another form."""
+        """Return what `read` makes of the server's JSON. Raises InvalidAnswer for another form."""
         response = await self._exchange(lambda: self._http.build_request("GET", path), deadline)
         body = b"".join([part async for part in _parts(response, deadline)])
         with reading(f"The answer to GET {path}"):

@@ -24,8 +24,6 @@ from importlib import import_module
 from time import time
 from typing import Any
 
-BROKEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-
 
 class ClientError(Exception): ...
 
@@ -80,7 +78,7 @@ def reading(what: str) -> Iterator[None]:
     """Turn what a broken answer raises into InvalidAnswer."""
     try:
         yield
-    except (*BROKEN, struct.error) as error:
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError, struct.error) as error:
         raise InvalidAnswer(f"{what} cannot be read ({type(error).__name__}: {error})") from error
 
 

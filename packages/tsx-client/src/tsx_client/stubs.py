@@ -65,7 +65,7 @@ def generate(client: Client) -> str:
 
 
 def render(url: str, models: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write the models' metadata with `repr`, and names as identifiers, or leave them out."""
+    """Write a module with the models' metadata; what is no identifier is no name in it."""
     named = {name: metadata for name, metadata in sorted(models.items()) if _is_identifier(name)}
     title = f"The models of {url}. Made by `tsx client generate`: make it anew when they change."
     text = HEAD.format(text=repr(title))
@@ -81,7 +81,7 @@ def render(url: str, models: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _is_identifier(name: str) -> bool:
-    """Whether this is a name of Python's, spelled as Python reads it."""
+    """Check that this is a name of Python's, spelled as Python reads it."""
     normal = unicodedata.normalize("NFKC", name) == name and not name.startswith("__")
     return name.isidentifier() and normal and not keyword.iskeyword(name)
 

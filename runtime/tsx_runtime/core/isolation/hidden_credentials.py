@@ -16,7 +16,7 @@ from typing import Any
 from tsx_runtime.settings.schema import SECRETS, Settings
 
 HEADERS = ("authorization", "proxy-authorization", "cookie")
-# Further headers that tell one user from another. Every handler sees them.
+# Other headers that identify a user. Every handler sees them.
 USERS = (
     *("api-key", "x-api-key", "x-auth-token", "x-access-token", "x-amz-security-token"),
     *("x-goog-api-key", "x-forwarded-access-token", "x-forwarded-user", "x-forwarded-email"),
@@ -61,9 +61,8 @@ class HiddenHeaders:
     def __init__(self, settings: Settings) -> None:
         self._usual = _less(frozenset(map(str.encode, HEADERS)), settings.pass_headers)
         self._own = {name: _less(self._usual, own.pass_headers) for name, own in settings.models.items() if own.pass_headers}
-        self.seen_credentials = frozenset(map(str.encode, (*HEADERS, *USERS))).difference(
-            self._usual.intersection(*self._own.values())
-        )  # by the handler of any model
+        hidden_by_all = self._usual.intersection(*self._own.values())
+        self.seen_credentials = frozenset(map(str.encode, (*HEADERS, *USERS))) - hidden_by_all
 
     def of(self, model: str) -> frozenset[bytes]:
         return self._own.get(model, self._usual)

@@ -108,7 +108,7 @@ class ReplyCache:
     # What misses call
 
     def may_store(self, headers: bytes) -> bool:
-        """Check whether equal requests may get an answer: all headers that it varies by must be in their key (RFC 9111, 4.1)."""
+        """Check that the key of equal requests has all that an answer varies by (RFC 9111, 4.1)."""
         varied = {name.strip().lower() for line in _VARY.findall(headers) for name in line.split(b",")}
         return varied - {b""} <= self._telling and not _NOT_STORED.search(headers)
 

@@ -23,9 +23,9 @@ class Parallel(NamedTuple):
         return self.torchrun is not None
 
     def arguments(self, group: str) -> tuple[str, ...]:
-        """Return those of torchrun; `group` names the group among those of this machine.
+        """Return torchrun's arguments; `group` names the group among those of this machine.
 
-        Without `rdzv-backend` the processes, which are all on this machine, meet as worker/launch/rendezvous.py says.
+        Processes on one machine have no `rdzv-backend`: they meet by worker/launch/rendezvous.py.
         """
         asked = self.torchrun or TorchRun()
         meeting = (asked.nnodes or 1) > 1

@@ -174,7 +174,7 @@ class Registrar:
             cores = self._settings.cpus or cpu_count()
             order = replace(order, default_workers=task_workers(handler, weights_size(archive.directory), cores))
         config = replace(archive.config, async_communication=True) if handler == GENERATION_HANDLER else archive.config
-        has_own_code = name in self._settings.trust_remote_code  # nobody can say that it treats rows apart
+        has_own_code = name in self._settings.trust_remote_code  # which may mix rows
         chosen = plan(order, config, self._settings, self._host.gpus, own, "" if has_own_code else handler)
         chosen = _with_policy(chosen, name, archive.config.batch_policy, self._host.batch_policies)
         return ModelVersion(name, number, archive, order, chosen, self._host, environment)

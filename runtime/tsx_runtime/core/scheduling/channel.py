@@ -17,7 +17,7 @@ from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
 SMALL = 256 << 10  # frames up to this size are read without an allocation of their own
 MOST_FACTS = 8 << 20  # bytes of a report: what a worker bounds itself to is smaller, and an archive may have written its own
-PIECES_PER_TURN = 32  # of streams, that one read may bring by the thousand, before other connections have their turn
+PIECES_PER_TURN = 32  # parts of streams before other connections have their turn
 JOINED = 64 << 10  # up to this size one copy is cheaper than a list of pieces for the kernel
 _PACK = [struct.Struct(f"{count}d").pack for count in range(129)]  # of nearly all batches; `struct.pack` looks for its format first
 
@@ -86,8 +86,8 @@ class Channel(asyncio.BufferedProtocol):
         self._end = 0
         self._large: bytearray | None = None
         self._large_end = 0
-        self._pieces = 0  # that this turn of the event loop has read
-        self._has_turn = False  # soon, to read on in what has come
+        self._pieces = 0  # parts of streams that were read in this turn of the event loop
+        self._has_turn = False  # a turn is scheduled, in which the frames that have come are read
 
     @property
     def batches(self) -> int:
@@ -247,7 +247,7 @@ class Channel(asyncio.BufferedProtocol):
         self._end = rest
 
     def _take_turn(self) -> None:
-        """Go on with what has come in another turn of the event loop, and read nothing more until then."""
+        """Read the frames that have come in another turn, and nothing from the socket until then."""
         assert self._transport is not None
         if not self._has_turn:
             self._has_turn = True

@@ -191,13 +191,13 @@ def read_key(headers: list[Pair]) -> str:
 
 
 def keyed_request(scope: Scope, key: str, body: bytes, credentials: Collection[bytes]) -> KeyedRequest:
-    """Keep keys apart by path, token and `credentials`, and requests of a key by what they ask for."""
+    """Keep keys apart by path and credentials, and requests of one key by what they ask for."""
     headers = dict(scope["headers"])
     users = sorted(pair for pair in scope["headers"] if pair[0] in credentials and pair[0] != b"authorization")
     tokens = [value for name, value in scope["headers"] if name == b"authorization"] or [b""]
-    place = _digest(scope["path"].encode(), *tokens, *chain.from_iterable(users))
+    owner = _digest(scope["path"].encode(), *tokens, *chain.from_iterable(users))
     request = _digest(scope["method"].encode(), scope["query_string"], headers.get(b"content-type", b""), headers.get(b"prefer", b""), body)
-    return KeyedRequest(AnswerKey(IDEMPOTENCY, place, key), request)
+    return KeyedRequest(AnswerKey(IDEMPOTENCY, owner, key), request)
 
 
 def _digest(*parts: bytes) -> str:

@@ -145,10 +145,10 @@ class JobRoutes:
         return self._whole(answer, job.request_id.encode())
 
     def _whole(self, answer: StoredAnswer, request_id: bytes, *headers: Pair) -> _Response:
-        """Return the answer as a client that waited would have got it, with headers that say that it is a job's."""
+        """Return the answer as a client that waited gets it, with the headers of a job."""
         status = answer.sound_status
-        own = answer_headers(status, stored_headers(answer.headers), confined=self.confined)
-        return _Response(status, (*own, *headers, (STATE, b"done")), answer.body, request_id)
+        pairs = answer_headers(status, stored_headers(answer.headers), confined=self.confined)
+        return _Response(status, (*pairs, *headers, (STATE, b"done")), answer.body, request_id)
 
     async def _progress(self, job: JobRecord) -> _Response:
         ahead, expected = await self.jobs.progress(job)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tsx_runtime import wire
-from tsx_runtime.api.headers import check_status, handler_headers
+from tsx_runtime.api.headers import check_status, handler_headers, header_pairs
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
@@ -16,7 +16,7 @@ from tsx_runtime.errors import DeadlinePassed, TsxError, Unavailable
 from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.urls import find_target, resolve, with_headers
 from tsx_runtime.jobs.service import Jobs, make_store
-from tsx_runtime.jobs.store import JobRecord, JobTarget, StoredAnswer, StoredRequest, pairs_of
+from tsx_runtime.jobs.store import JobRecord, JobTarget, StoredAnswer, StoredRequest
 from tsx_runtime.settings.schema import Settings
 
 BEHIND = 1000  # by which its priority is below that of a request whose client waits
@@ -51,7 +51,7 @@ class RequestExecutor:
         return math.ceil(max(len(found.workers), found.asleep) * max(1, found.batch_size) * self._share)
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
-        if job.deadline is not None and not time.time() <= job.deadline < math.inf:  # nor NaN, which no timer bears
+        if job.deadline is not None and not time.time() <= job.deadline < math.inf:  # NaN and infinity suit no timer
             return _refusal(DeadlinePassed("The job was not started before the time that its client gave it (x-tsx-timeout-ms)."), "")
         counted = job.size if job.size > UNCOUNTED else 0
         self._registry.bytes_in_flight.take(counted)
@@ -78,7 +78,7 @@ class RequestExecutor:
             return _refusal(errors.unexpected(error, request.request_id.encode()), request.path, submitted)
 
     def _submittable(self, job: JobRecord, request: StoredRequest) -> tuple[Route, WaitingJob]:
-        headers = pairs_of(request.headers)
+        headers = header_pairs(request.headers)
         target = find_target(request.path, request.query)
         assert target is not None  # it was when the request was stored
         target = target._replace(name=job.model, version=job.version or None if target.in_body else target.version)

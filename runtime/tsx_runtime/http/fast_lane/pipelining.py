@@ -24,8 +24,8 @@ END = b"\r\n\r\n"  # of each head, and of each chunked body
 AHEAD = 64 << 10  # bytes that a client may send ahead of the request that it waits for before it is no longer read from
 LOW = AHEAD // 2  # bytes left at which it is read from again
 SLICE = 512  # bytes of a body that the parser gets at once at least: so few requests may begin behind it in the same piece
-PIECE = 4096  # bytes of a head or a chunked body that it gets at once at most
-CALLBACKS_PER_TURN = 256  # of the parser, for headers and chunks, after which the other connections have their turn
+PIECE = 4096  # bytes of a head or a chunked body that the parser gets at once at most
+CALLBACKS_PER_TURN = 256  # headers and chunks before other connections have their turn
 
 
 class ReadFlow(FlowControl):
@@ -111,9 +111,9 @@ class PipeliningProtocol(CasedProtocol):
         self._length = 0  # bytes of the present body, where the head has the length
         self._filled = 0  # and those that have come
         self._closes = False  # once the present body is read
-        self._callbacks = 0  # of the parser, in this turn
-        self._has_turn = False  # soon, to parse what was kept
-        self._framing = 0  # bytes of the present chunked body that are not content: sizes and extensions of chunks, trailers
+        self._callbacks = 0  # calls of the parser in this turn
+        self._has_turn = False  # a turn is scheduled, in which the bytes ahead are parsed
+        self._framing = 0  # bytes of a chunked body beside its content: sizes, extensions, trailers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -163,7 +163,7 @@ class PipeliningProtocol(CasedProtocol):
         self.flow.limit(len(self._ahead))
 
     def _go_on(self) -> None:
-        """Look at what was kept, in a turn of this connection."""
+        """Look at the bytes ahead, in a turn of this connection."""
         raise NotImplementedError
 
     def _end_of_piece(self) -> int:
@@ -187,7 +187,7 @@ class PipeliningProtocol(CasedProtocol):
         raise NotImplementedError
 
     def _check_framing(self, size: int) -> None:
-        """Refuse a chunked body with `size` more bytes around its content than in it, where these are too many."""
+        """Refuse a chunked body whose framing exceeds its content by too many bytes, `size`."""
         raise NotImplementedError
 
     # What the parser calls
@@ -201,7 +201,7 @@ class PipeliningProtocol(CasedProtocol):
         self._callbacks += 1
         if self._in_head:
             super().on_header(name, value)
-        # else it is a trailer, and the request is what its head says: trailers are discarded (RFC 9110, 6.5.1)
+        # Otherwise it is a trailer, which is discarded (RFC 9110, 6.5.1).
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -30,7 +30,7 @@ class ResponseHeadCache:
     """Writes what uvicorn would: its own headers first (the date, renewed each second), then the answer's."""
 
     def __init__(self, server_state: ServerState, cors: tuple[Pair, ...] = (), *, confined: bool = False) -> None:
-        """`cors` goes out with each answer that does not say the same itself; `confined`: see `answer_headers`."""
+        """Keep `cors` for answers that do not have its headers; `confined`: see `answer_headers`."""
         self._confined = confined
         self.server_state = server_state
         self.cors = cors

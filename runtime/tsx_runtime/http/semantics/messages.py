@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, MutableM
 from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
-from tsx_runtime.api.headers import Pair, new_request_id
+from tsx_runtime.api.headers import Pair, new_request_id, shown_headers
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
 from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError
 
@@ -197,8 +197,6 @@ def as_sent(scope: Scope) -> list[Pair]:
 
 
 def without_headers(scope: Scope, left_out: Collection[bytes]) -> Scope:
-    """Return the scope without the headers of these names, which are in lower case."""
-    sent = as_sent(scope)
-    kept = [position for position, (name, _) in enumerate(scope["headers"]) if name not in left_out]
-    fields = {"headers": [scope["headers"][position] for position in kept]}
-    return {**scope, **fields, HEADER_NAMES: [sent[position][0] for position in kept]}
+    """Return the scope with the headers that `shown_headers` leaves."""
+    shown = shown_headers(as_sent(scope), left_out)
+    return {**scope, "headers": [(name.lower(), value) for name, value in shown], HEADER_NAMES: [name for name, _ in shown]}

@@ -86,7 +86,7 @@ def _archive(directory: Path, script: Path, code: Path, env: Mapping[str, str], 
 
 
 def _order(archive: OpenArchive, script: Path, name: str) -> RegisterOrder:
-    """Order batches only if requests can share a call; `batchSize` and `slo` of model-config.yaml take precedence."""
+    """Order batches if requests can share a call; `batchSize` and `slo` of the archive come first."""
     source = script.read_text(encoding="utf-8", errors="replace") if script.is_file() else ""
     config = archive.config
     together = (config.independent_rows or runs_together(source)) and config.batch_size is None and config.slo is None
@@ -95,7 +95,7 @@ def _order(archive: OpenArchive, script: Path, name: str) -> RegisterOrder:
 
 
 def runs_together(source: str) -> bool:
-    """Check by the text of a program, without running it, whether it has a function that takes a whole batch.
+    """Check a program's text, without running it, for a function that takes a whole batch.
 
     Otherwise a batch would run one by one, and its first request would wait for the last.
     """

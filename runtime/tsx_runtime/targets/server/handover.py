@@ -145,7 +145,7 @@ def _connect(path: Path) -> Predecessor | None:
 
 
 def _check_peer(connection: socket.socket) -> None:
-    """Raise PermissionError where a server of another user listens."""
+    """Refuse a server of another user. Raises PermissionError."""
     if sys.platform == "linux":
         _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
         if uid not in (os.geteuid(), 0):

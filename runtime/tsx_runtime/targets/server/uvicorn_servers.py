@@ -21,7 +21,7 @@ from tsx_runtime.targets.server.grpc_listeners import Port
 from tsx_runtime.targets.server.listeners import BACKLOG, Listener
 from tsx_runtime.targets.server.tls_transport import TlsListener
 
-LAST_REQUESTS_S = 0.1  # in which requests on connections that were accepted at last still arrive
+LAST_REQUESTS_S = 0.1  # time in which requests on the last connections still arrive
 LAST_WORDS = 5  # seconds that clients may take to read their errors once the time to drain is over
 
 
@@ -163,14 +163,12 @@ class _Server(uvicorn.Server):
 
     async def end(self, running: Awaitable[None]) -> None:
         if not self.listener.is_handed_over:
-            await self._stop_listening()
-        elif self._relays is not None:  # before the connections are told: none may come behind that
-            await self._relays.stop(self.listener)
+            await self._stop_listening()  # before the connections are told: none may come behind that
         self.should_exit = True
         await running
 
     async def _stop_listening(self) -> None:
-        """Accept the connections that clients have made already, then close the socket: the system resets what waits at one that closes."""
+        """Accept what waits in the backlog, which the system would reset, then close the socket."""
         loop = asyncio.get_running_loop()
         with contextlib.closing(self.listener.sock.dup()) as listening:
             listening.setblocking(False)

@@ -11,16 +11,16 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-LEAST, PER_TOKEN = 8 << 20, 1024  # characters of one rendering, and for each token of the model's context
+LEAST, PER_TOKEN = 8 << 20, 1024  # characters of a rendering: in all, and by token of the context
 _characters_left = ContextVar("_characters_left", default=LEAST)
-_WIDENING = re.compile(  # filters and methods that write an argument, or so many characters, for each part of a value
+_WIDENING = re.compile(  # filters and methods that repeat or pad, by an argument, parts of a value
     "batch|center|expandtabs|format(_map)?|indent|join|[lr]just|pprint|replace|round|slice|string|sum|to(json|_bytes)"
     "|translate|urlize|wordwrap|xmlattr|zfill"
 )
 
 
 def begin(context_length: int = 0) -> None:
-    """Let the next template that transformers renders write what a context of so many tokens may need."""
+    """Let the next template that transformers renders write what such a context may need."""
     from transformers.utils import chat_template_utils  # an extra
 
     chat_template_utils.ImmutableSandboxedEnvironment = BoundedEnvironment
@@ -40,13 +40,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.globals.pop("lipsum", None)
         self.finalize = _count
         tree = self.parse(source)
-        for node in list(tree.find_all((nodes.For, nodes.Concat, nodes.Assign))):
-            if isinstance(node, nodes.For):
-                node.iter = nodes.Filter(node.iter, "tsx_items", [], [], None, None)
-            elif isinstance(node, nodes.Assign):
-                node.node = nodes.Filter(node.node, "tsx_count", [], [], None, None)
-            elif isinstance(node, nodes.Concat):
-                node.nodes = [nodes.Filter(part, "tsx_count", [], [], None, None) for part in node.nodes]
+        for loop in tree.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, "tsx_items", [], [], None, None)
+        for assignment in tree.find_all(nodes.Assign):
+            assignment.node = nodes.Filter(assignment.node, "tsx_count", [], [], None, None)
+        for concat in tree.find_all(nodes.Concat):
+            concat.nodes = [nodes.Filter(part, "tsx_count", [], [], None, None) for part in concat.nodes]
         return super().from_string(tree, *args, **options)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
@@ -63,7 +62,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         method = getattr(obj, "__wrapped__", obj)
         if _WIDENING.fullmatch(name := getattr(method, "__name__", "")):
             _price(name, getattr(method, "__self__", ""), *args, *options.values())
-        _count([arg for arg in (*args, *options.values()) if isinstance(arg, str)])  # a macro may call itself
+        # A macro may call itself with ever more text.
+        _count([arg for arg in (*args, *options.values()) if isinstance(arg, str)])
         return super().call(context, obj, *args, **options)
 
 

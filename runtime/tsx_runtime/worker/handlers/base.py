@@ -233,7 +233,7 @@ class BaseHandler:
 
     @functools.cached_property
     def _joinable(self) -> dict[Any, bool]:
-        """What `TensorBatch.run` has learned about the model."""
+        """Whether the model's inputs of each kind can be joined, as `TensorBatch.run` found."""
         return {}
 
     @functools.cached_property

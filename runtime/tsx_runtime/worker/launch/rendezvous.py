@@ -1,7 +1,8 @@
-"""Lets the processes of a torchrun group on one machine meet at loopback, where no other machine reaches them.
+"""Lets the processes of a torchrun group on one machine meet at loopback.
 
-torch's own stores listen on all addresses and ask for no password, and its dynamic rendezvous unpickles what such a store holds: whoever
-reaches the port runs code. Groups across machines need it all the same (docs/security.md).
+torch's own stores listen on all addresses and ask for no password, and its dynamic rendezvous
+unpickles what they hold: whoever reaches the port runs code. Groups across machines need it all the
+same (docs/security.md).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, rendezvous_hand
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 BACKEND, LOOPBACK = "tsx-loopback", "127.0.0.1"
-TIMEOUT = 600  # seconds; torch's own
+TIMEOUT_S = 600  # as in torch
 
 
 class LoopbackRendezvous(StaticTCPRendezvous):
@@ -33,8 +34,8 @@ class LoopbackRendezvous(StaticTCPRendezvous):
 
 
 def stay_on_loopback() -> tuple[str, str]:
-    """Return torchrun's arguments, and have the libraries of the ranks connect by loopback as well, unless variables say otherwise."""
-    rendezvous_handler_registry.register(BACKEND, lambda asked: LoopbackRendezvous(LOOPBACK, 0, 0, 1, asked.run_id, TIMEOUT))
+    """Return torchrun's arguments for it, and have the ranks' libraries use loopback by default."""
+    rendezvous_handler_registry.register(BACKEND, lambda asked: LoopbackRendezvous(LOOPBACK, 0, 0, 1, asked.run_id, TIMEOUT_S))
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"):
         os.environ.setdefault(name, "lo" if sys.platform == "linux" else "lo0")
     return f"--rdzv-backend={BACKEND}", f"--rdzv-endpoint={LOOPBACK}"

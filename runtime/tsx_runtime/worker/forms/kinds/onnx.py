@@ -50,7 +50,7 @@ class OnnxRuntimeForm(Form):
 
 
 class OnnxInt8Form(OnnxRuntimeForm):
-    """Ranges are fixed by calibration. Dynamic ones are of a whole tensor, so an outlier would spoil its neighbours' answers."""
+    """A graph in int8 with calibrated ranges: in dynamic ones an outlier would spoil its neighbours."""
 
     devices: ClassVar[frozenset[str]] = frozenset({"cpu"})
     bound_to: ClassVar[frozenset[str]] = frozenset({"cpu"})  # without VNNI, 8-bit products may saturate

@@ -34,8 +34,8 @@ class SentenceLayout:
         self.steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
         self.normalizes = False
         for module in _json(directory / "modules.json") or []:
-            place = own_file(directory / str(module.get("path", "")), directory)
-            self._add(str(module.get("type", "")).rpartition(".")[2], directory, place, device)
+            path = own_file(directory / str(module.get("path", "")), directory)
+            self._add(str(module.get("type", "")).rpartition(".")[2], directory, path, device)
         bert, said = _json(directory / "sentence_bert_config.json") or {}, _json(directory / "config_sentence_transformers.json") or {}
         self.most_tokens: int | None = bert.get("max_seq_length")
         self.lower = bool(bert.get("do_lower_case"))

@@ -81,11 +81,8 @@ class TensorBatch:
     def run(self, call: Callable[..., Any], joinable: dict[Any, bool]) -> TensorBatch:
         """Run the model for all requests, those of like shapes in one call.
 
-        `joinable` is the model's: for each kind of input, whether outputs have a row for each row of the input. It is filled in here.
-
-        Raises:
-            UnusableRows: The model raised for some requests, each alone.
-            Exception: What `call` raised, if its device or memory is at fault.
+        `joinable` says for each kind of input whether the model's outputs have a row for each of its
+        rows. It is filled in here. Raises UnusableRows, or an error of the device or its memory.
         """
         requests, outputs, errors = list(self.requests), dict[int, Any](), dict[int, Exception]()
         for positions in _alike(requests):
@@ -327,10 +324,10 @@ def _run(call: Callable[..., Any], requests: Sequence[TensorRequest], joinable: 
         return [call(*request.inputs) for request in requests]
     columns = [torch.cat(inputs) for inputs in zip(*(request.inputs for request in requests), strict=True)]
     output = call(*columns)
-    is_rows = _is_rows(output, len(columns[0]))
-    if kind not in joinable:  # A table of the model's own may have as many rows by chance: another number of rows shows it.
-        joinable[kind] = is_rows and _is_rows(call(*first.inputs), first.rows)
-    if not is_rows or not joinable[kind]:  # It gives something of the batch as a whole.
+    is_rows = all(_has_rows(leaf, len(columns[0])) for leaf in tree_leaves(output))
+    if kind not in joinable:  # A constant output may have as many rows by chance.
+        joinable[kind] = is_rows and all(_has_rows(leaf, first.rows) for leaf in tree_leaves(call(*first.inputs)))
+    if not is_rows or not joinable[kind]:  # The output describes the batch as a whole.
         return [call(*request.inputs) for request in requests]
     ends = list(accumulate(request.rows for request in requests))
     parts = [slice(end - request.rows, end) for end, request in zip(ends, requests, strict=True)]
@@ -349,10 +346,6 @@ def _run_alone(call: Callable[..., Any], request: TensorRequest) -> tuple[Tensor
 
 
 # Answers
-
-
-def _is_rows(output: Any, count: int) -> bool:
-    return all(_has_rows(leaf, count) for leaf in tree_leaves(output))
 
 
 def _has_rows(leaf: Any, count: int) -> bool:
