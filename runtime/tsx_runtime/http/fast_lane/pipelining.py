@@ -85,7 +85,11 @@ class ResponseTransport:
 
     def __init__(self, connection: PipeliningProtocol, cycle: RequestResponseCycle) -> None:
         self._connection, self._cycle = connection, cycle
-        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+        self.is_closing = connection.transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closing():  # of a connection that what came behind the request has ended, uvloop would raise
+            self._connection.transport.write(data)
 
     def close(self) -> None:
         if self._cycle.response_complete:
@@ -174,12 +178,12 @@ class PipeliningProtocol(CasedProtocol):
         return at + len(END) if at >= 0 else PIECE
 
     def _parse(self, data: bytes) -> None:
-        in_head, in_body, filled = self._in_head, self._reading and not self._in_head, self._filled
+        in_head, in_body, filled, message = self._in_head, self._reading and not self._in_head, self._filled, self.scope
         CasedProtocol.data_received(self, data)
         if in_head and self._in_head:
             self._head_size += len(data)
             self._check_head_size(self._head_size)
-        elif in_body and self._reading and not self._length:
+        elif in_body and self._reading and not self._length and self.scope is message:  # not another one that began in `data`
             self._framing += len(data) - (self._filled - filled)
             self._check_framing(self._framing - self._filled)
 
