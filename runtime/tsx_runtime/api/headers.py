@@ -29,7 +29,7 @@ JSON: Pair = (b"content-type", b"application/json")
 _SPOKEN_FOR = frozenset(
     (
         *(b"authorization", b"proxy-authorization", b"content-type", b"content-length", b"transfer-encoding", b"x-request-id"),
-        *(b"x-real-ip", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-proto"),
+        b"x-real-ip",
     )
 )
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer"))
@@ -61,7 +61,8 @@ def shown_headers(headers: Iterable[Pair], left_out: Collection[bytes]) -> list[
 
 def _is_taken(name: bytes, taken: Collection[bytes]) -> bool:
     hyphenated = name.replace(b"_", b"-")
-    return hyphenated in taken or (hyphenated != name and hyphenated in _SPOKEN_FOR)
+    is_spoken_for = hyphenated in _SPOKEN_FOR or hyphenated.startswith(b"x-forwarded-")
+    return hyphenated in taken or (hyphenated != name and is_spoken_for)
 
 
 def is_header(name: bytes, value: bytes) -> bool:
