@@ -60,7 +60,7 @@ def answer(idx, body, together, context):
     if body == "hello":
         return body
     if body == "cookie":
-        return [context.get_request_header(idx, "Cookie"), context.get_request_header(idx, "X-Own")]
+        return [context.get_request_header(idx, name) for name in ("Cookie", "Proxy_Authorization", "X-Own")]
     if body == "image":
         context.set_response_content_type(idx, "image/png")
         return b"png"
@@ -149,8 +149,8 @@ def test_csv_is_answered_as_csv_or_as_the_client_accepts_it(endpoint: tuple[Host
 
 
 def test_the_model_of_a_line_does_not_see_hidden_headers(endpoint: tuple[Host, Any, Path]) -> None:
-    sent = {"Content-Type": "application/jsonlines", "Cookie": "a=1", "X-Own": "1"}
-    assert json.loads(endpoint[0].post("/invocations", b'"cookie"\n', sent).body) == [None, "1"]
+    sent = {"Content-Type": "application/jsonlines", "Cookie": "a=1", "Proxy_Authorization": "a", "X-Own": "1"}
+    assert json.loads(endpoint[0].post("/invocations", b'"cookie"\n', sent).body) == [None, None, "1"]
 
 
 def test_a_bad_line_fails_the_request_and_is_named(endpoint: tuple[Host, Any, Path]) -> None:
