@@ -15,8 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 LEAST, PER_TOKEN = 8 << 20, 1024  # characters of one rendering, and for each token of the model's context
 _characters_left = ContextVar("_characters_left", default=LEAST)
 _WIDENING = re.compile(  # filters and methods that write an argument, or so many characters, for each part of a value
-    "batch|center|expandtabs|format(_map)?|indent|join|[lr]just|pprint|replace|round|slice|string|sum|to(json|_bytes)"
-    "|translate|urlize|wordwrap|xmlattr|zfill"
+    "batch|center|e(scape)?|expandtabs|forceescape|format(_map)?|indent|join|[lr]just|pprint|replace|round|slice|string|sum|to(json|_bytes)"
+    "|translate|url(encode|ize)|wordwrap|xmlattr|zfill"
 )
 
 

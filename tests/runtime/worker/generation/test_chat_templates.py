@@ -34,6 +34,8 @@ GROWING = {
     "a format whose width is text": "{{ '{:{}}'.format('x', '1000000000') }}",
     "a format whose width lies in a value": "{{ '{:{w[0][n]}}'.format('x', w=[{'n': 1000000000}]) }}",
     "a format of a mapping": "{{ '{x[b]:{x[a]}}'.format_map({'x': {'a': 1000000000, 'b': 1}}) }}",
+    "a chain of escapes": "{{ ('&' * 50000)" + " | forceescape" * 40 + " | length }}",
+    "a chain of encodings": "{{ ('&' * 50000)" + " | urlencode" * 12 + " | length }}",
     "a formatting filter": "{{ '%1000000000d' | format(1) }}",
     "center": "{{ 'x' | center(1000000000) }}",
     "a mapped filter": "{{ ['x'] | map('center', 1000000000) | join }}",
