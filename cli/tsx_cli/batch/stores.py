@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
 from tsx_archiver.storage.locks import FileLock
-from tsx_archiver.storage.private_directory import private_directory
+from tsx_archiver.storage.private_directory import check_directory, is_trusted, private_directory
 from tsx_cli.batch.s3 import S3, place
 from tsx_cli.common.failure import CliError
 
@@ -24,12 +24,23 @@ LONGEST_NAME = 200  # bytes of a file's name, to which its kind is added; file s
 Write = Callable[[BinaryIO], object]
 
 
+def _resolve_own(output: str) -> Path:
+    """Follow the links on the way to an output, but none of another user. Raises CliError, OSError."""
+    path = Path(output).absolute()
+    try:
+        check_directory(path.parent, allow_sticky=True)
+    except PermissionError as error:
+        raise CliError(f"{output} cannot be written: {error.strerror}. Name an output in a directory of your own.") from error
+    is_own_link = path.is_symlink() and is_trusted(path.lstat())
+    return path.resolve() if is_own_link or path.name in ("", "..") else path.parent.resolve() / path.name
+
+
 class LocalStore:
     """What is written is on the disk on return. Raises OSError, CliError. An `output` that ends with a slash is a directory of files."""
 
     def __init__(self, output: str) -> None:
         self.output = output
-        self._path = Path(output).resolve()
+        self._path = _resolve_own(output)
         self._work = self._path.with_name(f"{self._path.name}{WORK}")
         self._files = self._work / "files"
         self._lock: FileLock | None = None

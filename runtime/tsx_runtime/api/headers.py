@@ -25,10 +25,7 @@ NO_CACHE: tuple[Pair, ...] = (
 
 JSON: Pair = (b"content-type", b"application/json")
 # Headers of servers, proxies and credentials: no handler sees one that is spelled with "_" for "-".
-_SPOKEN_FOR = frozenset(
-    b"proxy-authorization content-type content-length transfer-encoding x-request-id "
-    b"x-real-ip x-forwarded-for x-forwarded-host x-forwarded-port x-forwarded-proto".split()
-)
+_SPOKEN_FOR = frozenset(b"proxy-authorization content-type content-length transfer-encoding x-request-id x-real-ip".split())
 _FRAMING = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer"))
 _OURS = {*_FRAMING, b"x-request-id"}
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -53,8 +50,13 @@ def check_distinct(headers: Iterable[Pair]) -> None:
 def shown_headers(headers: Iterable[Pair], left_out: Collection[bytes]) -> list[Pair]:
     """Return what a handler sees of a request's headers: none of `left_out`, in no spelling."""
     hidden = {name.replace(b"_", b"-") for name in left_out}
-    respelled = hidden | _SPOKEN_FOR
-    return [pair for pair in headers if pair[0].lower().replace(b"_", b"-") not in (respelled if b"_" in pair[0] else hidden)]
+    return [pair for pair in headers if not _is_hidden(pair[0].lower(), hidden)]
+
+
+def _is_hidden(name: bytes, hidden: Collection[bytes]) -> bool:
+    hyphenated = name.replace(b"_", b"-")
+    is_spoken_for = hyphenated in _SPOKEN_FOR or hyphenated.startswith(b"x-forwarded-")
+    return hyphenated in hidden or (hyphenated != name and is_spoken_for)
 
 
 def is_header(name: bytes, value: bytes) -> bool:

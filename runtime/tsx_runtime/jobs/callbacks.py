@@ -26,6 +26,7 @@ from contextlib import suppress
 from urllib.parse import urlsplit
 
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
+from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.errors import BadRequest, DownloadFailed, ModelNotFound, StoreFull, TsxError, Unavailable
 from tsx_runtime.jobs.job_stats import JobStats
 from tsx_runtime.jobs.receivers import Receivers, receiver_of
@@ -107,8 +108,7 @@ class CallbackSender:
                     closed = self._receivers.closed()
                     seconds = await self._store.next_callback(closed)
                     pause = max(0.0, min(LOOK if seconds is None else seconds, LOOK, *closed.values()))
-            with suppress(asyncio.TimeoutError, TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause)
+            await wait_for_event(self._wake, pause)
 
     async def _send(self, due: DueCallback) -> None:
         status = 0

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.errors import StoreFull, StoreUnavailable, Unavailable
 from tsx_runtime.jobs.job_stats import JobStats
@@ -140,9 +141,7 @@ class Runner:
 
     async def wait(self, id: str, seconds: float) -> None:
         """Until this server has answered it, or it is cancelled, or that long."""
-        event = self._ended.setdefault(id, asyncio.Event())
-        with suppress(asyncio.TimeoutError, TimeoutError):
-            await asyncio.wait_for(event.wait(), seconds)
+        await wait_for_event(self._ended.setdefault(id, asyncio.Event()), seconds)
 
     async def stop(self, seconds: float, hurry: asyncio.Event) -> None:
         """Claim nothing more, and give the jobs at models so many seconds. What is left then, `close` queues again."""

@@ -278,6 +278,23 @@ def test_a_link_beside_the_output_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "out.tsx-batch" / "journal.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize("theirs", [True, False])
+def test_an_output_goes_through_a_link_of_its_own_user_alone(tmp_path: Path, theirs: bool) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "target")
+    (tmp_path / "way").symlink_to(tmp_path)
+    if theirs:
+        if not hasattr(os, "geteuid") or os.geteuid() != 0:
+            pytest.skip("only root can give a link to another user")
+        for name in ("out", "way"):
+            os.chown(tmp_path / name, 54321, 54321, follow_symlinks=False)
+    assert LocalStore(str(tmp_path / "out"))._path == tmp_path / ("out" if theirs else "target")
+    if theirs:
+        with pytest.raises(CliError, match=r"out.jsonl cannot be written: .*way belongs to another user"):
+            LocalStore(str(tmp_path / "way" / "out.jsonl"))
+    else:
+        assert LocalStore(str(tmp_path / "way" / "out.jsonl"))._path == tmp_path / "out.jsonl"
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there modes are of no use")
 @pytest.mark.parametrize("theirs", [True, False])
 def test_a_work_directory_that_another_user_can_change_is_refused(tmp_path: Path, theirs: bool) -> None:

@@ -1,10 +1,10 @@
-"""The headers of answers: what a model's own become on an address that manages models."""
+"""What a handler sees of a request's headers, and what a model's own become on an address that manages models."""
 
 from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.api.headers import answer_headers
+from tsx_runtime.api.headers import answer_headers, shown_headers
 
 CONFINED = {
     b"x-content-type-options": b"nosniff",
@@ -25,3 +25,9 @@ def test_an_answer_changes_nothing_but_itself_where_models_are_managed() -> None
 def test_a_model_redirects_no_browser_to_the_management_api(status: int, is_sent: bool) -> None:
     named = dict(answer_headers(status, [(b"location", b"/models?url=evil.mar")], confined=True))
     assert (b"location" in named) is is_sent
+
+
+@pytest.mark.parametrize("name", [b"X_Forwarded_User", b"x_forwarded-prefix", b"X-Forwarded_Access_Token", b"X_Real_IP"])
+def test_a_handler_sees_no_other_spelling_of_what_a_proxy_says(name: bytes) -> None:
+    usual = [(name.replace(b"_", b"-"), b"1"), (b"X_Own", b"2")]
+    assert shown_headers([*usual, (name, b"3")], ()) == usual

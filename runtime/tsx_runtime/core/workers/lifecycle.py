@@ -23,6 +23,7 @@ from datetime import datetime, timezone
 
 from tsx_archiver.metadata.forms import REFERENCE
 from tsx_runtime import wire
+from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.workers.forked import Starter
 from tsx_runtime.core.workers.health import MEGA, Heartbeat, Recycling, Verdict
@@ -118,7 +119,7 @@ class WorkerLifecycle:
                 logger.error(text, self._config.label, self._worker.id, wait, self._config.way_back)
             self._worker.next_start = time.monotonic() + wait
             self._config.set_state(self._worker, state)
-            await _wait(self._worker.stopping, wait)
+            await wait_for_event(self._worker.stopping, wait)
             if not self._worker.stopping.is_set():
                 self._count_restart()
 
@@ -234,7 +235,7 @@ class WorkerLifecycle:
             if left <= 0:
                 instance.kill(f"it did not answer within {self._config.response_timeout:g} s (responseTimeout)")
                 return
-            await _wait(self._config.timeouts_changed, left)
+            await wait_for_event(self._config.timeouts_changed, left)
 
     async def _watch_health(self, instance: WorkerInstance) -> None:
         """Kill the worker when it is stuck, and see when it is due to be replaced."""
@@ -353,10 +354,3 @@ def _cannot_start(error: Exception) -> LoadFailed:
     if isinstance(error, LoadFailed):  # there is no room
         return error
     return LoadFailed(f"its process could not be started: {error!r}")
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    try:
-        await asyncio.wait_for(event.wait(), seconds)
-    except (TimeoutError, asyncio.TimeoutError):
-        return

@@ -23,7 +23,7 @@ from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import HeadTooLarge, NoRoom, SlowRequest, TsxError
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.lane import LaneApp, lane_of
-from tsx_runtime.http.fast_lane.pipelining import PipeliningProtocol
+from tsx_runtime.http.fast_lane.pipelining import FRAMING_PER_BYTE, PipeliningProtocol
 from tsx_runtime.http.semantics.errors import form_of_meta
 from tsx_runtime.http.turns import LARGE
 from tsx_runtime.wire import Buffer
@@ -43,7 +43,10 @@ class Phase(enum.IntEnum):
 
 
 BETWEEN, HEAD, BODY, ANSWER, UVICORN, REFUSED = Phase
-TOO_MUCH_FRAMING = "Sizes, extensions and trailers of the request's chunks exceed their content by more than max_header_size, which is"
+TOO_MUCH_FRAMING = (
+    f"Sizes, extensions and trailers of the request's chunks have more than {FRAMING_PER_BYTE} bytes for each byte of content "
+    "and those of max_header_size, which is"
+)
 
 
 class LimitedConnection(PipeliningProtocol):

@@ -25,6 +25,7 @@ AHEAD = 64 << 10  # bytes that a client may send ahead of the request that it wa
 LOW = AHEAD // 2  # bytes left at which it is read from again
 SLICE = 512  # bytes of a body that the parser gets at once at least: so few requests may begin behind it in the same piece
 PIECE = 4096  # bytes of a head or a chunked body that the parser gets at once at most
+FRAMING_PER_BYTE = 8  # bytes of sizes, extensions and trailers that chunks may have for each byte of their content
 CALLBACKS_PER_TURN = 256  # headers and chunks before other connections have their turn
 
 
@@ -85,7 +86,11 @@ class ResponseTransport:
 
     def __init__(self, connection: PipeliningProtocol, cycle: RequestResponseCycle) -> None:
         self._connection, self._cycle = connection, cycle
-        self.write, self.is_closing = connection.transport.write, connection.transport.is_closing
+        self.is_closing = connection.transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if not self.is_closing():  # of a connection that what came behind the request has ended, uvloop would raise
+            self._connection.transport.write(data)
 
     def close(self) -> None:
         if self._cycle.response_complete:
@@ -174,14 +179,14 @@ class PipeliningProtocol(CasedProtocol):
         return at + len(END) if at >= 0 else PIECE
 
     def _parse(self, data: bytes) -> None:
-        in_head, in_body, filled = self._in_head, self._reading and not self._in_head, self._filled
+        in_head, in_body, filled, message = self._in_head, self._reading and not self._in_head, self._filled, self.scope
         CasedProtocol.data_received(self, data)
         if in_head and self._in_head:
             self._head_size += len(data)
             self._check_head_size(self._head_size)
-        elif in_body and self._reading and not self._length:
+        elif in_body and self._reading and not self._length and self.scope is message:  # not another one that began in `data`
             self._framing += len(data) - (self._filled - filled)
-            self._check_framing(self._framing - self._filled)
+            self._check_framing(self._framing - FRAMING_PER_BYTE * self._filled)
 
     def _check_head_size(self, size: int) -> bool:
         raise NotImplementedError

@@ -165,6 +165,9 @@ class RelayedTransport(asyncio.Transport):
             self._link.send(RelayItem.ABORT, self._number)
             asyncio.get_running_loop().call_soon(self.lost, None)
 
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
     def is_closing(self) -> bool:
         return self._is_closing
 

@@ -18,6 +18,7 @@ from ray.serve.metrics import Gauge
 from tsx_archiver import ArchiveError
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_runtime.api.describe import is_given_up
+from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.elastic.decision import LOOK
 from tsx_runtime.core.models.plan import RegisterOrder
@@ -85,8 +86,7 @@ class SharedModel:
                 self._idle.set()
 
     async def _unload(self) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._idle.wait(), UNLOADING)
+        await wait_for_event(self._idle, UNLOADING)
         for task in self._requests:  # a stream without an end must not keep all other models from being loaded
             if task is not None:
                 task.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache, partial
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -18,7 +18,7 @@ from fastapi import Request
 
 from tsx_runtime import wire
 from tsx_runtime.api.describe import is_given_up
-from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, handler_headers, new_request_id
+from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, handler_headers, new_request_id, shown_headers
 from tsx_runtime.api.priority import deadline, priority_and_timeout
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
@@ -26,7 +26,7 @@ from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.routes.responses import read_object
-from tsx_runtime.http.semantics import errors, messages
+from tsx_runtime.http.semantics import errors
 from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, raw_path, read_body, rest_of, send_whole
 from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
 from tsx_runtime.targets.sagemaker import rows
@@ -143,8 +143,7 @@ class SageMakerApp:
         most = self.registry.settings.max_response_size
         given = accepted_form(_header(headers, b"accept") or self.environment.accept.encode("latin-1", "replace"), form)
         given = ROWS if form is ROWS else given
-        shown = messages.without_headers(scope, self.registry.hidden_headers.of(route.name))
-        job_of = _job_maker(shown, target, form, route, partial(_line, given))
+        job_of = _job_maker(scope, target, form, route, self.registry.hidden_headers.of(route.name), partial(_line, given))
         try:
             answers = await unless_gone(receive, answer_each(lines_of(body), route, self._gate(target), job_of, most))
         except LineFailed as failure:
@@ -210,11 +209,11 @@ def _given_up(version: ModelVersion) -> str:
 
 
 def _job_maker(
-    scope: Scope, target: Target, form: LineFormat, route: Route, line_of: Callable[[LineAnswer], bytes]
+    scope: Scope, target: Target, form: LineFormat, route: Route, hidden: Collection[bytes], line_of: Callable[[LineAnswer], bytes]
 ) -> Callable[[int, bytes], tuple[WaitingJob, Callable[[LineAnswer], bytes]]]:
     headers: list[Pair] = scope["headers"]
     priority, timeout_ms = priority_and_timeout(headers)
-    kept = [pair for pair in as_sent(scope) if pair[0].lower() not in (b"content-type", b"content-length", b"transfer-encoding")]
+    kept = shown_headers(as_sent(scope), {*hidden, b"content-type", b"content-length", b"transfer-encoding"})
 
     @cache
     def rest(kind: bytes) -> bytes:

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from tsx_archiver import ArchiveError
 from tsx_runtime.api.auth import required_tokens
 from tsx_runtime.api.tokens import Keys, made_up_tokens, start_keys
+from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.elastic.decision import LOOK
 from tsx_runtime.core.models.model import ModelVersion
@@ -326,8 +327,7 @@ async def _delay(seconds: float, hurry: asyncio.Event) -> None:
     """Keep answering while load balancers notice that the server is not ready any more."""
     if seconds:
         logger.info("stopping: no longer ready; requests are accepted for another %d s. Press Ctrl-C again to stop at once", seconds)
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(hurry.wait(), seconds)
+        await wait_for_event(hurry, seconds)
 
 
 def _stop_on_signals(stopping: StopEvents) -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from functools import partial, update_wrapper
+from string import Formatter
 from typing import Any
 
 from jinja2 import nodes
@@ -14,8 +15,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 LEAST, PER_TOKEN = 8 << 20, 1024  # characters of a rendering: in all, and by token of the context
 _characters_left = ContextVar("_characters_left", default=LEAST)
 _WIDENING = re.compile(  # filters and methods that repeat or pad, by an argument, parts of a value
-    "batch|center|expandtabs|format(_map)?|indent|join|[lr]just|pprint|replace|round|slice|string|sum|to(json|_bytes)"
-    "|translate|urlize|wordwrap|xmlattr|zfill"
+    "batch|center|e(scape)?|expandtabs|forceescape|format(_map)?|indent|join|[lr]just|pprint|replace"
+    "|round|slice|string|sum|to(json|_bytes)|translate|url(encode|ize)|wordwrap|xmlattr|zfill"
 )
 
 
@@ -61,7 +62,10 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(self, context: Any, obj: Any, *args: Any, **options: Any) -> Any:
         method = getattr(obj, "__wrapped__", obj)
         if _WIDENING.fullmatch(name := getattr(method, "__name__", "")):
-            _price(name, getattr(method, "__self__", ""), *args, *options.values())
+            text = getattr(method, "__self__", "")
+            if name in ("format", "format_map") and _has_widths_of_values(text):
+                _spend(_characters_left.get() + 1)
+            _price(name, text, *args, *options.values())
         # A macro may call itself with ever more text.
         _count([arg for arg in (*args, *options.values()) if isinstance(arg, str)])
         return super().call(context, obj, *args, **options)
@@ -76,10 +80,15 @@ def _filter(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 def _price(name: str, value: Any, *args: Any) -> None:
     """Count what a value becomes where the longest argument is written for each of its parts."""
     if "format" in name and isinstance(value, str):  # its numbers are data, except for widths
-        data = args if re.search(r"\*|\{[^}]*\{", value) else [args]
+        data = args if re.search(r"%[-+ #0-9.]*\*", value) else [args]
         args = (*data, *map(int, re.findall(r"\d{1,9}", value)))
     longest = max((abs(arg) if isinstance(arg, int) else _size(arg) for arg in args), default=0)
     _spend((1 + _size(value)) * (1 + longest))
+
+
+def _has_widths_of_values(text: Any) -> bool:
+    """Check whether a field's width is a value, which may lie anywhere in the arguments: `{:{widths[0]}}`."""
+    return isinstance(text, str) and any("{" in (spec or "") for _, _, spec, _ in Formatter().parse(text))
 
 
 def _count(value: Any) -> Any:

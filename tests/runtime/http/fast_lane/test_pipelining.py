@@ -214,7 +214,7 @@ class HeldApp(OtherApp):
 
 def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connection() -> None:
     async def main() -> None:
-        chunks, size = 30_000, 8
+        chunks, size = 100_000, 1
         connection, transport, _ = connected(CHUNKED + chunked([bytes(size)] * chunks) + LIVEZ, HeldApp())
         turns = 0
         while transport.written.count(b"HTTP/1.1 200") < 2:
@@ -230,7 +230,7 @@ def test_a_turn_of_the_loop_parses_a_few_hundred_small_chunks_of_a_connection() 
 
 
 SURROUNDINGS = {
-    "chunks of one byte": b"1\r\nx\r\n" * 50_000,
+    "small chunks with extensions": b"1;abcdefgh\r\nx\r\n" * 50_000,
     "a long extension": b"1;" + b"x" * 200_000,
     "trailers": b"1\r\nx\r\n0\r\n" + b"a:b\r\n" * 50_000,
     "a long trailer": b"1\r\nx\r\n0\r\na: " + b"x" * 200_000,
@@ -249,6 +249,32 @@ def test_a_chunked_body_that_is_hardly_content_is_refused(body: bytes) -> None:
         assert len(connection.headers) == 1
 
     asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_chunked_body_behind_a_large_one_is_not_taken_for_its_framing() -> None:
+    async def main() -> None:
+        sizes = range(200_000, 200_000 + 20 * (SLICE // 2), SLICE // 2)  # so that a few requests begin in the piece that ends another
+        data = b"".join(CHUNKED + chunked([bytes(size)]) for size in sizes)
+        connection, transport, _ = connected(data, HeldApp())
+        while transport.written.count(b"HTTP/1.1 ") < len(sizes) and not transport.closing:
+            transport.deliver(connection)
+            await asyncio.sleep(0)
+        assert transport.written.count(b"HTTP/1.1 200") == len(sizes)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_an_answer_is_not_written_once_what_came_behind_its_request_has_ended_the_connection() -> None:
+    async def main() -> None:
+        connection, transport, _ = connected(CHUNKED + chunked([b"x"]) + b"no HTTP" + END, HeldApp())
+        transport.deliver(connection)
+        assert transport.closing
+        before = bytes(transport.written)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert transport.written == before
+
+    asyncio.run(main())
 
 
 def test_trailers_do_not_become_headers_of_their_request() -> None:

@@ -103,6 +103,20 @@ def test_a_client_has_its_connections_over_all_relays(connect: Callable[[str], R
     until(lambda: ask(connect("127.0.0.2"), TOKEN).status == 200)
 
 
+def test_a_client_opens_a_websocket_over_a_relay(connect: Callable[[str], RawConnection]) -> None:
+    connection = connect("127.0.0.7")
+    names = [(b"Upgrade", b"websocket"), (b"Connection", b"Upgrade"), (b"Sec-WebSocket-Version", b"13")]
+    connection.send(request(b"GET", PREDICT, [TOKEN, *names, (b"Sec-WebSocket-Key", b"AAAAAAAAAAAAAAAAAAAAAA==")]))
+    answer = connection.answer()
+    assert answer is not None
+    assert answer.status == 101
+    connection.send(bytes((0x82, 0x80 | 1, 0, 0, 0, 0)) + b"x")  # a frame's head with a mask that changes nothing, and its content
+    received = b""
+    while b'"status": 200' not in received:
+        received += connection.sock.recv(4096) or pytest.fail(f"the server closed after {received!r}")
+    assert b"done" in received
+
+
 def test_a_clients_requests_and_wrong_tokens_are_its_own(connect: Callable[[str], RawConnection]) -> None:
     connections = [connect("127.0.0.4") for _ in range(4)]
     for connection in connections:

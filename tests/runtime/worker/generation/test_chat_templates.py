@@ -31,6 +31,11 @@ GROWING = {
     "a width that is an argument": "{{ '%*d' % (1000000000, 1) }}",
     "a format": "{{ '{:1000000000}'.format('x') }}",
     "a nested format": "{{ '{:{}}'.format('x', 1000000000) }}",
+    "a format whose width is text": "{{ '{:{}}'.format('x', '1000000000') }}",
+    "a format whose width lies in a value": "{{ '{:{w[0][n]}}'.format('x', w=[{'n': 1000000000}]) }}",
+    "a format of a mapping": "{{ '{x[b]:{x[a]}}'.format_map({'x': {'a': 1000000000, 'b': 1}}) }}",
+    "a chain of escapes": "{{ ('&' * 50000)" + " | forceescape" * 40 + " | length }}",
+    "a chain of encodings": "{{ ('&' * 50000)" + " | urlencode" * 12 + " | length }}",
     "a formatting filter": "{{ '%1000000000d' | format(1) }}",
     "center": "{{ 'x' | center(1000000000) }}",
     "a mapped filter": "{{ ['x'] | map('center', 1000000000) | join }}",
@@ -56,6 +61,7 @@ GROWING = {
     "a macro that calls itself": TEXT + "{% macro m(t) %}{% if t %}{{ m(t[1:]) }}{% endif %}{% endmacro %}{{ m(ns.t) }}",
 }
 PLAIN = {
+    "{{ '**{}** {{{}}}'.format(1700000000, 'a') }} {{ '**%d**' % 1700000000 }}": "**1700000000** {a} **1700000000**",
     "{% for m in messages %}{{ loop.index }}/{{ loop.length }} {{ m.role }}: {{ m.content | trim }}\n{% endfor %}": "1/1 user: hello",
     "{{ '%05.1f|%-4s|%d' % (1.5, 'a', 1700000000) }} {{ '{:>4}'.format('a') }} {{ '%d' | format(1700000000) }}": (
         "001.5|a   |1700000000    a 1700000000"
