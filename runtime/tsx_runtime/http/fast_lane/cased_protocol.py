@@ -29,6 +29,7 @@ class CasedProtocol(HttpToolsProtocol):
     """It also tells how the names of headers were written: see `as_sent`."""
 
     _received = b""  # the first bytes of what the parser got last
+    _in_head = False  # the parser is within a head
 
     def data_received(self, data: bytes) -> None:
         self._received = data[:SHOWN]
@@ -36,12 +37,18 @@ class CasedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._in_head = True
         scope: dict[str, Any] = self.scope  # type: ignore[assignment]  # a TypedDict, which takes further keys all the same
         scope[HEADER_NAMES] = self._names = list[bytes]()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
-        self._names.append(name)
+        if self._in_head:  # Else it is a trailer: they are discarded, as the request is what its head says (RFC 9110, 6.5.1).
+            super().on_header(name, value)
+            self._names.append(name)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
 
     def send_400_response(self, msg: str) -> None:
         """uvicorn calls it where the parser raises, and would send `msg` as plain text."""

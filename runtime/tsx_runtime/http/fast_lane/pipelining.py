@@ -111,8 +111,7 @@ class PipeliningProtocol(CasedProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._ahead = bytearray()  # what is not looked at yet. (CPython deletes from the front of a bytearray without moving the rest.)
         self._reading = False  # uvicorn's parser is within a message
-        self._in_head = False  # and within its head, of which so many bytes have come at least:
-        self._head_size = 0
+        self._head_size = 0  # bytes of the present head that have come, at least
         self._length = 0  # bytes of the present body, where the head has the length
         self._filled = 0  # and those that have come
         self._closes = False  # once the present body is read
@@ -198,18 +197,15 @@ class PipeliningProtocol(CasedProtocol):
     # What the parser calls
 
     def on_message_begin(self) -> None:
-        self._reading = self._in_head = True
+        self._reading = True
         self._filled = self._length = self._head_size = self._framing = 0
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._callbacks += 1
-        if self._in_head:
-            super().on_header(name, value)
-        # Otherwise it is a trailer, which is discarded (RFC 9110, 6.5.1).
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
         self._length = _plain_length(self.headers)
         super().on_headers_complete()
         if self.cycle is not None:
