@@ -23,6 +23,7 @@ from tests.support.clients.rawhttp import RawConnection, chunked, request
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
 from tsx_runtime.http.app import ServerApp
+from tsx_runtime.http.fast_lane.cased_protocol import CasedProtocol
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.pipelining import AHEAD, CALLBACKS_PER_TURN, END, PIECE, SLICE
 from tsx_runtime.http.fast_lane.protocol import FastLane
@@ -277,10 +278,15 @@ def test_an_answer_is_not_written_once_what_came_behind_its_request_has_ended_th
     asyncio.run(main())
 
 
-def test_trailers_do_not_become_headers_of_their_request() -> None:
+@pytest.mark.parametrize("protocol", [FastLane, CasedProtocol])
+def test_trailers_do_not_become_headers_of_their_request(protocol: type[CasedProtocol]) -> None:
     async def main() -> None:
         app = HeldApp()
-        connection, transport, _ = connected(CHUNKED + chunked([b"x"], trailer=b"Authorization: Bearer x\r\n"), app)
+        config = uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False)
+        config.load()
+        transport = Transport(CHUNKED + chunked([b"x"], trailer=b"Authorization: Bearer x\r\n"))
+        connection = protocol(config, ServerState(), {})
+        connection.connection_made(transport)
         while b"/sum 1" not in transport.written:
             transport.deliver(connection)
             await asyncio.sleep(0)
