@@ -46,14 +46,14 @@ def run(sock: socket.socket, channel: FrameSocket | None = None, *, stay: bool =
     `stay`: whether this process ignores SIGINT and SIGTERM. `channel`: another kind of channel on the socket, such as a group's.
     """
     if stay and threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):  # a Ctrl-C reaches the whole group; the front end drains first
+        for number in _STOPS:  # a Ctrl-C reaches the whole group; the front end drains first
             signal.signal(number, _stay)  # not SIG_IGN, which the programs that a handler starts would inherit
             if hasattr(signal, "siginterrupt"):
                 signal.siginterrupt(number, False)  # nor may it interrupt a system call of a library
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_restore_signals)
         if hasattr(signal, "pthread_sigmask"):  # not on Windows
-            signal.pthread_sigmask(
-                signal.SIG_UNBLOCK, [signal.SIGINT, signal.SIGTERM]
-            )  # blocked by the fork server; a handler's own programs need not be
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)  # blocked by the fork server; a handler's own programs need not be
     stderr = logging.StreamHandler()
     stderr.setFormatter(printing.WorkerTextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[stderr])
@@ -85,6 +85,26 @@ def run(sock: socket.socket, channel: FrameSocket | None = None, *, stay: bool =
 
 def _stay(number: int, frame: object) -> None:
     """A worker ignores stop signals, and system calls continue."""
+
+
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+_masks = threading.local()  # before a fork, of the thread that forks
+
+
+def _hold_signals() -> None:
+    """Keep a stop signal for a child until it is its own master: it may be sent as soon as the child has a number."""
+    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
+
+
+def _restore_signals() -> None:
+    """Let stop signals end a process that the handler has forked, as they end any other."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _release_signals()
 
 
 def begin_process(sock: socket.socket, files: int | None) -> None:

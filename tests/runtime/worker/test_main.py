@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.runtime.worker.conftest import Request, StartWorker
+from tests.runtime.worker.conftest import Request, StartWorker, Worker
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
 from tsx_runtime.worker.main import run
@@ -611,6 +611,113 @@ def test_a_process_that_the_handler_forks_neither_answers_nor_holds_the_socket(s
         assert worker.receive() is None, "the child holds the socket open"
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+PROCESSES = """
+    import asyncio, multiprocessing, os, signal, subprocess, sys, time
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+    from torch.utils.data import DataLoader
+
+    SLEEP = [sys.executable, "-c", "import time; time.sleep(100)"]
+
+    def end(method):
+        process = multiprocessing.get_context(method).Process(target=time.sleep, args=(100,))
+        process.start()
+        process.terminate()
+        process.join(60)
+        return process.exitcode
+
+    def fork():
+        return end("fork")
+
+    def fork_in_a_thread():
+        with ThreadPoolExecutor(1) as threads:
+            return threads.submit(end, "fork").result()
+
+    def interrupt():
+        began = multiprocessing.Event()
+        process = multiprocessing.Process(target=lambda: (began.set(), time.sleep(100)))
+        process.start()
+        began.wait()
+        os.kill(process.pid, signal.SIGINT)
+        process.join(60)
+        return process.exitcode
+
+    def spawn():
+        return end("spawn")
+
+    def forkserver():
+        return end("forkserver")
+
+    def pool():
+        with multiprocessing.Pool(2) as pool:
+            result = pool.map(abs, [-1, 2])
+        pool.join()
+        return result
+
+    def executor():
+        with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
+            return list(pool.map(abs, [-1, 2]))
+
+    def loader():
+        loader = DataLoader([1, 2, 3, 4], batch_size=2, num_workers=2, persistent_workers=True)
+        result = [batch.tolist() for batch in loader]
+        del loader
+        return result
+
+    def program():
+        process = subprocess.Popen(SLEEP)
+        process.terminate()
+        return process.wait(60)
+
+    def asyncio_program():
+        async def run():
+            process = await asyncio.create_subprocess_exec(*SLEEP)
+            process.terminate()
+            return await asyncio.wait_for(process.wait(), 60)
+
+        return asyncio.run(run())
+
+    def printing_fork():
+        child = os.fork()
+        if child == 0:
+            print("a line of the child", flush=True)
+            os._exit(5)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    def handle(data, context):
+        return data and [globals()[row["body"].decode()]() for row in data]
+"""
+ENDED = -signal.SIGTERM
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are forked")
+@pytest.mark.parametrize(
+    ("way", "result"),
+    [
+        ("fork", ENDED),
+        ("fork_in_a_thread", ENDED),
+        ("interrupt", 1),
+        ("spawn", ENDED),
+        ("forkserver", ENDED),
+        ("pool", [1, 2]),
+        ("executor", [1, 2]),
+        ("loader", [[1, 2], [3, 4]]),
+        ("program", ENDED),
+        ("asyncio_program", ENDED),
+        ("printing_fork", 5),
+    ],
+)
+def test_processes_that_a_handler_starts_end_when_it_ends_them(processes_worker: Worker, way: str, result: object) -> None:
+    (answer,) = processes_worker.ask(way.encode())
+    assert (answer.status, json.loads(answer.body)) == (200, result)
+
+
+@pytest.fixture(scope="module")
+def processes_worker(start_shared_worker: StartWorker) -> Worker:
+    return start_shared_worker(PROCESSES)
 
 
 def test_a_process_that_is_forked_while_the_model_loads_is_no_second_worker(start_worker: StartWorker) -> None:
