@@ -105,6 +105,15 @@ def test_a_node_that_is_lost_loses_no_row(directory: Path, cluster: tuple[Cluste
         lost.result()
 
 
+def test_a_cluster_with_gpus_gives_one_to_each_replica(
+    directory: Path, cluster: tuple[Cluster, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster[0].add_node(**NODE, num_gpus=1)
+    local = run(directory, "rows.jsonl", "local-gpus.jsonl")
+    assert run(directory, "rows.jsonl", "gpus.jsonl", "--on", cluster[0].address) == local
+    assert "1 GPU each" in capsys.readouterr().err
+
+
 def test_replicas_fill_the_nodes_with_as_many_cpus_as_a_worker_has_threads() -> None:
     nodes = [{"CPU": 7.0, "GPU": 2.0}, {"CPU": 4.0}]
     assert layout(nodes, 2, None, gpus=False) == ClusterLayout(5, 2, 0)

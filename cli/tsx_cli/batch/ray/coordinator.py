@@ -41,7 +41,7 @@ class Coordinator:
         found = ray.data.read_datasource(source, override_num_blocks=1, ray_remote_args={"num_cpus": 0}).map_batches(
             BatchReplica,
             fn_constructor_args=(order,),
-            batch_size=None,
+            batch_size=1,  # row, which is a chunk; Ray demands a number where there are GPUs
             batch_format="pyarrow",
             compute=ActorPoolStrategy(min_size=1, max_size=replicas, initial_size=replicas),
             num_cpus=cpus,
