@@ -36,7 +36,10 @@ NAMES: dict[str, dict[str, str]] = {
     "ts.metrics.metric_type_enum": {"tsx_runtime.worker.handler_api.metrics": "MetricTypes"},
     "ts.metrics.process_memory_metric": {"tsx_runtime.worker.handler_api.utils": "check_process_mem_usage get_cpu_usage"},
     "ts.protocol.otf_message_handler": {"tsx_runtime.worker.codecs.streaming": "send_intermediate_predict_response"},
-    "ts.service": {"tsx_runtime.worker.exceptions": "PredictionException"},
+    "ts.service": {
+        "tsx_runtime.worker.exceptions": "PredictionException",
+        "tsx_runtime.worker.handler_api.utils": "emit_metrics",
+    },
     "ts.torch_handler.base_handler": {"tsx_runtime.worker.handlers.base": "BaseHandler"},
     "ts.torch_handler.dali_handler": {"tsx_runtime.worker.handlers.dali": "DALIHandler"},
     "ts.torch_handler.dali_image_classifier": {"tsx_runtime.worker.handlers.dali": "DALIHandler DALIImageClassifier"},
@@ -61,7 +64,8 @@ NAMES: dict[str, dict[str, str]] = {
     "ts.torch_handler.vision_handler": {"tsx_runtime.worker.handlers.vision": "VisionHandler"},
     "ts.utils.util": {
         "tsx_runtime.worker.exceptions": "PredictionException",
-        "tsx_runtime.worker.handler_api.utils": "check_valid_pt2_backend",
+        "tsx_runtime.worker.handler_api.utils": "check_valid_pt2_backend get_yaml_config",
+        "tsx_runtime.worker.handlers.steps.text_cleaning": "CLEANUP_REGEX",
         "tsx_runtime.worker.handlers.steps.labels": "load_label_mapping map_class_to_label",
         "tsx_runtime.worker.handler_api.loader": "list_classes_from_module=classes_of",
     },

@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, TextIO
+
+import yaml
 
 logger = logging.getLogger("tsx.worker")
 
@@ -27,6 +31,17 @@ def check_valid_pt2_backend(backend: str) -> bool:
     from tsx_runtime.worker.handlers.models.compiling import is_backend  # here: it imports torch
 
     return is_backend(backend)
+
+
+def get_yaml_config(yaml_file_path: str | Path) -> Any:
+    """Return the content of a YAML file. Raises OSError and yaml.YAMLError."""
+    return yaml.safe_load(Path(yaml_file_path).read_text("utf-8"))
+
+
+def emit_metrics(metrics: Iterable[Any] | None) -> None:
+    """Log each metric as TorchServe does. Values of `context.metrics` leave with the next answer in any case."""
+    for metric in metrics or ():
+        logger.info("[METRICS]%s", metric)
 
 
 def get_cpu_usage(pid: int | str) -> int:

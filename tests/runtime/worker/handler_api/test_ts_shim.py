@@ -17,7 +17,7 @@ import pytest
 from tests.runtime.worker.conftest import StartWorker
 from tsx_runtime.worker.handler_api import ts_shim
 from tsx_runtime.worker.handler_api.testing import copy_files, download_model
-from tsx_runtime.worker.handler_api.utils import check_process_mem_usage, import_class
+from tsx_runtime.worker.handler_api.utils import check_process_mem_usage, emit_metrics, get_yaml_config, import_class
 
 SHIMS = Path(__file__).parents[4] / "packages" / "tsx-serve-torchserve-shims" / "src"
 NAMES = {
@@ -37,7 +37,7 @@ NAMES = {
     "ts.metrics.metric_type_enum": ["MetricTypes"],
     "ts.metrics.process_memory_metric": ["check_process_mem_usage", "get_cpu_usage"],
     "ts.protocol.otf_message_handler": ["send_intermediate_predict_response"],
-    "ts.service": ["PredictionException"],
+    "ts.service": ["PredictionException", "emit_metrics"],
     "ts.torch_handler.base_handler": ["BaseHandler"],
     "ts.torch_handler.dali_handler": ["DALIHandler"],
     "ts.torch_handler.dali_image_classifier": ["DALIHandler", "DALIImageClassifier"],
@@ -58,8 +58,10 @@ NAMES = {
     "ts.torch_handler.unit_tests.test_utils.model_dir": ["copy_files", "download_model"],
     "ts.torch_handler.vision_handler": ["VisionHandler"],
     "ts.utils.util": [
+        "CLEANUP_REGEX",
         "PredictionException",
         "check_valid_pt2_backend",
+        "get_yaml_config",
         "list_classes_from_module",
         "load_label_mapping",
         "map_class_to_label",
@@ -94,6 +96,15 @@ def test_every_name_imports_in_a_worker(start_worker: StartWorker) -> None:
     )
     assert worker.loaded, worker.report
     assert json.loads(worker.ask(b"")[0].body) == ["0.12.0", True, True]
+
+
+def test_metrics_and_settings_are_emitted_and_read_as_by_torchserve(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "own.yaml").write_text("a: [1]\n")
+    assert get_yaml_config(tmp_path / "own.yaml") == {"a": [1]}
+    with caplog.at_level("INFO", "tsx.worker"):
+        emit_metrics(["a.Count:1"])
+        emit_metrics({})
+    assert caplog.messages == ["[METRICS]a.Count:1"]
 
 
 def test_the_list_of_names_is_complete() -> None:
