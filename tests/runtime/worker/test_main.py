@@ -720,6 +720,19 @@ def processes_worker(start_shared_worker: StartWorker) -> Worker:
     return start_shared_worker(PROCESSES)
 
 
+def test_a_handler_sees_its_own_file_as_the_command_line(start_worker: StartWorker) -> None:
+    worker = start_worker("""
+        import argparse, sys
+
+        options = argparse.ArgumentParser().parse_args()
+
+        def handle(data, context):
+            return data and [{"argv": sys.argv, "file": __file__} for _ in data]
+    """)
+    seen = json.loads(worker.ask(b"")[0].body)
+    assert seen["argv"] == [seen["file"]]
+
+
 def test_a_process_that_is_forked_while_the_model_loads_is_no_second_worker(start_worker: StartWorker) -> None:
     worker = start_worker("import os\n\nchild = os.fork()\n\ndef handle(data, context):\n    return data and [str(child)] * len(data)\n")
     assert worker.loaded

@@ -14,6 +14,7 @@ import importlib.util
 import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -96,6 +97,7 @@ def find_entry(handler: str, model_dir: Path) -> tuple[Callable[..., Any], str]:
     """The function or class, imported but not called, and its name for texts. Raises `LoadError`."""
     module_name, _, function_name = handler.partition(":")
     path = find_file(module_name, model_dir)
+    sys.argv[:] = [str(path or module_name)]  # A module that parses it must not get the server's command line.
     builtin = module_name.removeprefix("ts.torch_handler.").removesuffix(".py")
     if path is not None:
         module = import_file(path)
