@@ -183,7 +183,8 @@ class _Server(uvicorn.Server):
                     accepted.append(listening.accept()[0])
         for connection in accepted:
             connection.setblocking(False)
-            await loop.connect_accepted_socket(self._accept, connection)
+            with contextlib.suppress(OSError):  # its client has left
+                await loop.connect_accepted_socket(self._accept, connection)
         await asyncio.sleep(LAST_REQUESTS_S)
 
     def end_connections(self, *, after_next: bool) -> None:
