@@ -55,3 +55,10 @@ def test_an_input_that_no_argument_can_be_named_after_is_given_by_name(name: str
     written = render("http://a", {"m": {"versions": ["1"], "inputs": inputs}})
     assert "payload: Any = None, /, *, version: str | None" in written
     assert ", **inputs: Any) -> Any: ..." in written
+
+
+def test_models_whose_names_differ_in_case_or_underscores_share_no_class() -> None:
+    names = ["a_b", "aB", "async_a_b", "x", "async_x"]
+    tree = ast.parse(render("http://a", {name: {"versions": ["1"]} for name in names}))
+    classes = [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    assert len(set(classes)) == len(classes) == 2 * len(names) + 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tsx_client.bodies import Signature
@@ -69,13 +69,14 @@ def render(url: str, models: Mapping[str, Mapping[str, Any]]) -> str:
     named = {name: metadata for name, metadata in sorted(models.items()) if _is_identifier(name)}
     title = f"The models of {url}. Made by `tsx client generate`: make it anew when they change."
     text = HEAD.format(text=repr(title))
+    classes = _class_names(named)
     for name, metadata in named.items():
         signature = Signature.of(metadata)
         versions = ", ".join(metadata.get("versions", ()))
         about = repr(f"Versions {versions}." + _described(signature))
-        text += MODEL.format(name=_class(name), text=about, arguments=_arguments(signature))
+        text += MODEL.format(name=classes[name], text=about, arguments=_arguments(signature))
     for prefix in ("", "Async"):
-        lines = [f"    {name}: {prefix}{_class(name)}\n" for name in named]
+        lines = [f"    {name}: {prefix}{classes[name]}\n" for name in named]
         text += CLIENT.format(prefix=prefix, models="".join(lines) or "    pass\n")
     return text
 
@@ -86,8 +87,17 @@ def _is_identifier(name: str) -> bool:
     return name.isidentifier() and normal and not keyword.iskeyword(name)
 
 
-def _class(name: str) -> str:
-    return "".join(part[:1].upper() + part[1:] for part in name.split("_")) + "Model"
+def _class_names(models: Iterable[str]) -> dict[str, str]:
+    """Name the class of each model; `a_b`, `aB` and `async_a_b` share no class."""
+    names: dict[str, str] = {}
+    taken: set[str] = set()
+    for model in models:
+        name = "".join(part[:1].upper() + part[1:] for part in model.split("_")) + "Model"
+        while {name, f"Async{name}"} & taken:
+            name += "_"
+        taken |= {name, f"Async{name}"}
+        names[model] = name
+    return names
 
 
 def _described(signature: Signature) -> str:
