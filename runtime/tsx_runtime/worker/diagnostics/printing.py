@@ -104,7 +104,10 @@ def _pieces(line: bytes) -> Iterator[bytes]:
 
 
 class WorkerTextFormatter(logging.Formatter):
-    """The worker's log as text, with control characters escaped, since it quotes requests. A failed request has an outline or a traceback."""
+    """The worker's log as text, with control characters escaped, since it quotes requests.
+
+    `outlines` shows a failed request by the model's own lines, and else by Python's traceback.
+    """
 
     def __init__(self, text: str = TEXT, *, outlines: bool = True) -> None:
         super().__init__(text)
