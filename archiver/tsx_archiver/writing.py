@@ -33,7 +33,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 # Goes up when the same inputs begin to give other bytes.
 ARCHIVER_VERSION = "tsx-2"
 
-_SUFFIX = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
+SUFFIXES = {"default": ".mar", "zip-store": ".mar", "tgz": ".tar.gz", "no-archive": ""}
 _FILE_SUFFIXES = {"default": (".mar", ".model"), "zip-store": (".mar", ".model"), "tgz": (".tar.gz", ".tgz"), "no-archive": ()}
 DEFLATE_LEVEL = 6
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
@@ -87,7 +87,7 @@ def output_path(model_name: str, destination: Path, format: Format) -> Path:
     destination = Path(destination)
     if destination.name.lower().endswith(_FILE_SUFFIXES[format]) and not destination.is_dir():
         return destination
-    return destination / f"{model_name}{_SUFFIX[format]}"
+    return destination / f"{model_name}{SUFFIXES[format]}"
 
 
 class Sink(Protocol):

@@ -13,10 +13,15 @@ from typing import Any
 
 import pytest
 
+import model_archiver
 from model_archiver import ModelArchiver, ModelArchiverConfig
+from model_archiver.arg_parser import ArgParser
+from model_archiver.manifest_components.manifest import Manifest, RuntimeType
+from model_archiver.manifest_components.model import Model
 from model_archiver.model_archiver_error import ModelArchiverError
 from model_archiver.model_packaging import generate_model_archive, package_model
-from model_archiver.model_packaging_utils import ModelExportUtils
+from model_archiver.model_packaging_utils import MANIFEST_FILE_NAME, MAR_INF, ModelExportUtils, archiving_options, model_handlers
+from tests.support.torchserve_names import installed_names, names
 from tsx_archiver import ArchiveSpec, open_archive, write_archive
 from tsx_archiver.progress import progress_bar
 from tsx_archiver.torch_model_archiver import main
@@ -126,6 +131,41 @@ class TestShim:
         with pytest.raises(SystemExit) as ended:
             generate_model_archive()
         assert ended.value.code == 0
+        generate_model_archive(ModelArchiverConfig("other", "handler.py", "1.0"))
+        assert Path("other.mar").exists()
+
+    def test_scripts_parse_their_own_flags_and_write_a_manifest(self, inputs: Path) -> None:
+        flags = ArgParser.export_model_args_parser().parse_args([*REQUIRED, "--serialized-file", "new/weights.bin"])
+        model = Model(flags.model_name, flags.serialized_file, flags.handler, model_version=flags.version, config_file="a/config.yaml")
+        manifest = Manifest(RuntimeType.PYTHON.value, model)
+        written = json.loads(str(manifest))
+        assert written == manifest.manifest_dict
+        assert (written["runtime"], set(written)) == ("python", {"createdOn", "runtime", "model", "archiverVersion"})
+        assert (
+            written["model"]
+            == model.model_dict
+            == json.loads(str(model))
+            == {
+                "modelName": "tiny",
+                "serializedFile": "weights.bin",
+                "handler": "handler.py",
+                "modelVersion": "1.0",
+                "configFile": "config.yaml",
+            }
+        )
+        with pytest.raises(ValueError, match="rust"):
+            Manifest("rust", model)
+
+    def test_constants_are_those_of_the_format(self, inputs: Path) -> None:
+        assert main(REQUIRED) == 0
+        assert f"{MAR_INF}/{MANIFEST_FILE_NAME}" in zipfile.ZipFile(f"tiny{archiving_options['default']}").namelist()
+        assert (model_handlers["image_classifier"], model_archiver.__version__) == ("vision", "0.12.0")
+
+
+def test_the_list_of_names_is_that_of_torchserve(peer_bin: Path) -> None:
+    installed = installed_names(next(peer_bin.parent.glob("lib/python*/site-packages")))
+    packages = {module.partition(".")[0] for module in installed}
+    assert installed == {module: listed for module, listed in names().items() if module.partition(".")[0] in packages}
 
 
 FILES = ["--serialized-file", "weights.bin", "--model-file", "model.py"]

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,14 +92,16 @@ def serving(command: Sequence[str | Path], directory: Path, store: Path, ports: 
         server.wait()
 
 
-def wait_for(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def wait_for(
+    server: subprocess.Popen[bytes], url: str, log: Path, body: bytes | None = b"text", token: Callable[[], str] = lambda: ""
+) -> None:
     deadline = time.monotonic() + START
     while True:
         try:
-            request = urllib.request.Request(url, b"text", {"Content-Type": "text/plain"})
+            request = urllib.request.Request(url, body, {"Content-Type": "text/plain", "Authorization": f"Bearer {token()}"})
             urllib.request.urlopen(request, timeout=ANSWER).close()
             return
-        except OSError as error:
+        except (OSError, ValueError) as error:  # A token's file may be half written.
             if server.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{url} does not answer ({error}): {log.read_text(errors='replace')[-3000:]}") from error
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -17,6 +17,7 @@ from tsx_runtime.shared.safe_path import CLEAN
 
 # SageMaker's toolkit looks for the one process that has this word among its arguments, and `--stop` does before it ends anything.
 MARK = "org.pytorch.serve.ModelServer"
+START_PATIENCE = 60.0  # seconds that a server may take from its addresses to its first answer before `--start` returns
 PATIENCE = 300.0  # seconds that a stopping server may take to answer what it has accepted
 
 # No `-m`: that would let a file of the working directory stand before tsx's own modules, and before Python's.
@@ -112,26 +113,27 @@ def become_server(words: Sequence[str]) -> int:
 
 
 def leave_running(words: Sequence[str]) -> int:
-    """Start it beside this process, which then may end; 0 once it has its addresses, or the code with which it has ended before.
+    """Start it beside this process, and return 0 once it answers, or the code with which it has ended before.
 
+    A server that has its addresses and still reads archives after `START_PATIENCE` is left to itself.
     It writes where this process does, as TorchServe does: programs wait for its lines.
     """
     ours, theirs = os.pipe()
-    with open(ours, "rb") as log:
+    with open(ours, "rb", buffering=0) as log:
         try:
             process = subprocess.Popen(
                 command(["--tell", str(theirs), *words]), stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=[theirs]
             )
         finally:
             os.close(theirs)
-        if log.read(1):
+        if log.read(1) and (not select.select([log], [], [], START_PATIENCE)[0] or log.read(1)):
             process.returncode = 0  # or Python would warn of a child that is not waited for
             return 0
     return process.wait()
 
 
 def teller(descriptor: int | None) -> Callable[[], None]:
-    """What the server calls when it has its addresses."""
+    """Return what the server calls when it has its addresses, and again when it answers."""
     if descriptor is None:
         return lambda: None
     os.set_inheritable(descriptor, False)
@@ -139,7 +141,6 @@ def teller(descriptor: int | None) -> Callable[[], None]:
     def tell() -> None:
         with suppress(OSError):  # the starting process has gone
             os.write(descriptor, b"1")
-        os.close(descriptor)
 
     return tell
 

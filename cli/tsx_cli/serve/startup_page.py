@@ -73,7 +73,10 @@ def overwrite(text: str, console: Console) -> None:
 def progress_line(named: str, status: LoadStatus) -> str:
     """What the start waits for, in bytes and seconds."""
     steps = [f"{one_line(name)}: {step} {human(done)} of {human(total)}" for name, step, done, total in status.opening]
-    steps += [f"{name}: worker {worker} has {human(memory)} in memory" for name, worker, memory in status.loading]
+    steps += [
+        f"{name}: worker {worker} {f'has {human(memory)} in memory' if memory else 'is starting'}"
+        for name, worker, memory in status.loading
+    ]
     return f"loading {'; '.join(steps) or named}, {status.seconds:.0f} s"
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 READY = "Model server started."  # what TorchServe's scripts wait for
 RUNNING = "TorchServe is already running, please use torchserve --stop to stop TorchServe."
+NOT_RUNNING = "TorchServe is not currently running."
 JAVAS_OWN = ("cpp_log_config", "plugins_path")  # options that are accepted and do nothing
 
 
@@ -67,6 +68,10 @@ def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if arguments.version:
         print(f"TorchServe Version is {TORCHSERVE_VERSION} (tsx {__version__})")
         return 0
+    temporary = os.environ.get("TEMP")
+    if temporary and not Path(temporary).is_dir():  # tempfile would take another directory, and with it another server's file
+        print(NOT_RUNNING if arguments.stop else f"Invalid temp directory: {temporary}, please check TEMP environment variable.")
+        return 0 if arguments.stop else FAILED
     if arguments.stop:
         return stop()
     from tsx_cli.serve.background import become_server, leave_running
@@ -90,7 +95,7 @@ def stop() -> int:
 
     process = find_server_or_clean()
     if process is None:
-        print("TorchServe is not currently running.")
+        print(NOT_RUNNING)
         return 0
     if not end_server(process):
         raise CliError(f"TorchServe (process {process.pid}) is still answering accepted requests; `kill -9 {process.pid}` stops it at once")
@@ -133,7 +138,8 @@ def serve(arguments: argparse.Namespace) -> int:
     for notice in [*text, *notices(arguments, setup)]:
         print(notice, file=sys.stderr)
     snapshots = None if arguments.ncs else Snapshots(snapshot_directory(os.environ), setup.base, setup.settings.model_store)
-    options = ServeOptions(answer_first=True, snapshots=snapshots, on_bound=teller(arguments.tell))
+    tell = teller(arguments.tell)
+    options = ServeOptions(answer_first=True, snapshots=snapshots, on_bound=tell, on_answering=tell)
     try:
         with claimed(pid_file()):
             run_server(setup.settings, starts(setup.settings), workflows_from_settings(setup.settings), ready_line=READY, options=options)

@@ -34,7 +34,9 @@ class BearerToken:
         self.token = token
         self.lifetime = lifetime
         self._clock = clock
-        self._until = None if lifetime is None else clock() + (lifetime if left is None else left)
+        left = lifetime if left is None else left
+        self._until = None if left is None else clock() + left
+        self.expires = None if left is None else datetime.now(timezone.utc) + timedelta(seconds=left)  # as the file has it
         self.on_change: list[Callable[[], None]] = []  # called when what was right is wrong now
         self.is_handed_over = False  # another server has it, and would not learn of a new one
 
@@ -53,10 +55,13 @@ class BearerToken:
         right = hmac.compare_digest(given.strip(), self.token.encode())
         return right and scheme.lower() == b"bearer" and self.seconds_left != 0
 
-    def renew(self, token: str, left: float | None = None) -> None:
-        assert self.lifetime is not None
-        self.token = token
-        self._until = self._clock() + (self.lifetime if left is None else left)
+    def renewed(self, token: str, left: float | None = None) -> BearerToken:
+        """Return another token for the same lifetime, of which `left` seconds are left."""
+        return BearerToken(token, self.lifetime, self._clock, left)
+
+    def renew(self, new: BearerToken) -> None:
+        """Become the token `new`."""
+        self.token, self._until, self.expires = new.token, new._until, new.expires
         for listener in self.on_change:
             listener()
 
@@ -81,12 +86,12 @@ class Keys(NamedTuple):
             raise BadRequest(f"The {kind} token was set when the server was started, so it cannot be changed while the server runs.")
         if key.is_handed_over:
             raise Unavailable("Another server has replaced this one. Ask it for the new token, over a new connection.")
-        token = _draw()
+        new = key.renewed(_draw())
         try:
-            self.write({kind: token})
+            self.write({kind: new})
         except OSError as error:
             raise TsxError(f"The new {kind} token cannot be written to {self.file}: {error.strerror}. The old one stays valid.") from error
-        key.renew(token)
+        key.renew(new)
 
     def hand_over(self) -> None:
         """Another server replaces this one: tokens are renewed there from now on."""
@@ -99,10 +104,10 @@ class Keys(NamedTuple):
         for kind in KINDS:
             key: BearerToken | None = getattr(self, kind)
             if key is not None and key.lifetime is not None and kind in handed:
-                key.renew(*handed[kind])
+                key.renew(key.renewed(*handed[kind]))
         self.write()
 
-    def write(self, new: Mapping[str, str] = {}) -> None:
+    def write(self, new: Mapping[str, BearerToken] = {}) -> None:
         """Replace the file, readable by its owner alone: a reader sees the old one or the new one. Raises OSError.
 
         `new`: tokens, by their kind, that are about to be right.
@@ -110,7 +115,7 @@ class Keys(NamedTuple):
         if self.file is None:
             return
         content = {
-            name: _written_keys(key, new.get(name))
+            name: _written_key(new.get(name, key))
             for name, key in (("management", self.management), ("inference", self.inference), ("API", self.api))
             if key
         }
@@ -161,9 +166,7 @@ def _draw() -> str:
     return secrets.token_urlsafe(LENGTH)
 
 
-def _written_keys(key: BearerToken, new: str | None) -> dict[str, str]:
-    left = key.seconds_left if new is None else key.lifetime
-    if left is None:
+def _written_key(key: BearerToken) -> dict[str, str]:
+    if key.expires is None:
         return {"key": key.token}
-    until = datetime.now(timezone.utc) + timedelta(seconds=left)
-    return {"key": new or key.token, "expiration time": until.isoformat().replace("+00:00", "Z")}
+    return {"key": key.token, "expiration time": key.expires.isoformat().replace("+00:00", "Z")}

@@ -59,7 +59,7 @@ class OpenInference:
         return self.messages.ServerReadyResponse(ready=ready)
 
     async def model_ready(self, request: Any, context: Context) -> Any:
-        return self.messages.ModelReadyResponse(ready=self._find(request.name, request.version).ready)
+        return self.messages.ModelReadyResponse(ready=self._find(request.name, request.version, "name").ready)
 
     async def server_metadata(self, request: Any, context: Context) -> Any:
         known = ServerMetadata()  # of REST
@@ -68,7 +68,7 @@ class OpenInference:
 
     async def model_metadata(self, request: Any, context: Context) -> Any:
         """Without tensors: archives do not describe those of their models."""
-        version = self._find(request.name, request.version)
+        version = self._find(request.name, request.version, "model_name")
         versions = [version.version] if request.version else list(self.registry.models[version.name].versions)
         return self.messages.ModelMetadataResponse(name=version.name, versions=versions, platform="")
 
@@ -92,8 +92,8 @@ class OpenInference:
                 failed = self.messages.ModelInferResponse(id=request.id, model_name=request.model_name)
                 yield self.messages.ModelStreamInferResponse(error_message=reason.details, infer_response=failed)
 
-    def _find(self, name: str, version: str) -> ModelVersion:
-        _check_name(name)
+    def _find(self, name: str, version: str, parameter: str) -> ModelVersion:
+        _check_name(name, parameter)
         return self.registry.find(name, version or None)
 
     def _find_route(self, name: str, version: str) -> Route:
@@ -109,9 +109,10 @@ class OpenInference:
         return response
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: str, parameter: str = "model_name") -> None:
+    """Raise BadRequest with TorchServe's text for a request without a model's name."""
     if not name:
-        raise BadRequest("The request names no model.")
+        raise BadRequest(f"Parameter {parameter} is required.")
 
 
 def _ask(context: Context, route: Route, request: Any, hidden: HiddenHeaders) -> PendingRequest:

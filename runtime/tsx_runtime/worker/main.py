@@ -157,6 +157,8 @@ def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | N
         warm_up_model(model, order)
     except BaseException as error:  # the boundary to a user's code: whatever it raises is reported to the front end
         report = failure_report(error)
+        if shape == "marked":
+            report["outline"] = str(report["traceback"]).rstrip()  # logs in files have TorchServe's form
         if not direct:  # model_log.log; at a terminal, the server's own log has it
             loading.error("%s", "\n".join(filter(None, (str(report["message"]), str(report["outline"])))))
         channel.send(Kind.FAILED, frame.batch, extra=json.dumps(report).encode())

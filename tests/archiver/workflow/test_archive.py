@@ -26,9 +26,12 @@ from tsx_archiver.errors import (
 from tsx_archiver.limits import Limits
 from tsx_archiver.workflow import InvalidSpec, WorkflowArchiveSpec, open_workflow, write_workflow_archive
 from tsx_archiver.workflow.command import main
+from workflow_archiver.arg_parser import ArgParser
+from workflow_archiver.manifest_components.manifest import Manifest
+from workflow_archiver.manifest_components.workflow import Workflow
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
 from workflow_archiver.workflow_packaging import generate_workflow_archive, package_workflow
-from workflow_archiver.workflow_packaging_utils import WorkflowExportUtils
+from workflow_archiver.workflow_packaging_utils import MANIFEST_FILE_NAME, WAR_INF, WorkflowExportUtils
 
 SPEC = "models:\n  m1: {url: m1.mar}\ndag:\n  pre: [m1]\n  m1: [post]\n"
 HANDLER = "def pre(data, context):\n    return data\n\n\npost = pre\n"
@@ -130,6 +133,16 @@ def test_the_import_shim_packs_and_raises_its_own_error(inputs: Path, cache: Pat
     with pytest.raises(SystemExit):
         generate_workflow_archive()
     assert "--workflow-name" in capsys.readouterr().err
+
+
+def test_scripts_parse_their_own_flags_and_write_a_manifest(inputs: Path) -> None:
+    flags = ArgParser.workflow_archiver_args_parser().parse_args(FLAGS)
+    manifest = Manifest(Workflow(flags.workflow_name, f"sub/{flags.spec_file}", f"sub/{flags.handler}"))
+    written = json.loads(str(manifest))
+    assert written == manifest.manifest_dict
+    assert written["workflow"] == json.loads(str(manifest.workflow)) == MANIFEST["workflow"]
+    assert main(FLAGS) == 0
+    assert f"{WAR_INF}/{MANIFEST_FILE_NAME}" in zipfile.ZipFile("flow.war").namelist()
 
 
 def test_an_archive_opens_to_its_specification_and_stays_while_it_is_open(inputs: Path, cache: Path) -> None:

@@ -140,4 +140,6 @@ def test_what_is_read_and_unpacked_is_shown_in_bytes():
     assert progress_line("big.mar, other.mar", status) == (
         "loading big.mar: unpacking 3.2 GB of 14.0 GB; other: worker 9001 has 512 MB in memory, 12 s"
     )
+    starting = LoadStatus(0.6, [], [("code", "9000", 0), ("code", "9001", 2_000_000)])
+    assert progress_line("code", starting) == "loading code: worker 9000 is starting; code: worker 9001 has 2.0 MB in memory, 1 s"
     assert progress_line("big.mar", LoadStatus(0.6, [], [])) == "loading big.mar, 1 s"

@@ -17,7 +17,8 @@ import pytest
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE
 from tests.support.torchserve import START, TorchServe
-from tsx_cli.serve.background import MARK, AlreadyRunning, claimed, end_server, find_server
+from tsx_cli.serve import background
+from tsx_cli.serve.background import MARK, AlreadyRunning, claimed, end_server, find_server, leave_running, teller
 from tsx_cli.serve.torchserve import READY, RUNNING, configure, main, parser
 
 ECHO = "def handle(data, context):\n    return [bytes(next(iter(row.values()))) for row in data or []]\n"
@@ -106,6 +107,21 @@ def test_a_missing_file_ends_the_start_in_torchserves_words(
     assert capsys.readouterr().out == text.format(place=tmp_path) + "\n"
 
 
+@pytest.mark.parametrize(
+    ("action", "code", "text"),
+    [
+        ("--start", 1, "Invalid temp directory: {place}/nowhere, please check TEMP environment variable."),
+        ("--stop", 0, "TorchServe is not currently running."),
+    ],
+)
+def test_a_temporary_directory_that_is_not_there_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], action: str, code: int, text: str
+) -> None:
+    monkeypatch.setenv("TEMP", str(tmp_path / "nowhere"))
+    assert main([action, "--model-store", str(tmp_path)]) == code
+    assert capsys.readouterr().out == text.format(place=tmp_path) + "\n"
+
+
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("alive", [False, True], ids=["ended", "another program"])
 def test_an_orphan_pid_file_is_removed(
@@ -120,6 +136,45 @@ def test_an_orphan_pid_file_is_removed(
     assert capsys.readouterr().out == "Removing orphan pid file.\nTorchServe is not currently running.\n"
     assert not list(tmp_path.iterdir())
     other.communicate()
+
+
+STARTING = """
+import os, subprocess, sys, threading
+
+descriptor, rest = int(sys.argv[2]), sys.argv[3]
+os.write(descriptor, b"1")  # It has its addresses.
+subprocess.run([sys.executable, "-c", ""], check=True)
+if rest == "fails":
+    sys.exit(3)
+if rest == "reads":
+    threading.Event().wait(5)
+    sys.exit(4)
+open("answers", "w").close()
+os.write(descriptor, b"1")
+"""
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(
+    ("rest", "patience", "code", "answers"), [("answers", 60, 0, True), ("fails", 60, 3, False), ("reads", 0, 0, False)]
+)
+def test_a_start_returns_when_the_server_answers_or_has_ended_or_takes_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str, patience: float, code: int, answers: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(background, "START_PATIENCE", patience)
+    monkeypatch.setattr(background, "command", lambda words: [sys.executable, "-c", STARTING, *words])
+    assert leave_running([rest]) == code
+    assert (tmp_path / "answers").exists() is answers
+
+
+def test_a_server_whose_starter_has_gone_starts_all_the_same() -> None:
+    ours, theirs = os.pipe()
+    os.close(ours)
+    tell = teller(theirs)
+    tell()
+    tell()
+    os.close(theirs)
 
 
 def test_what_is_wrong_with_a_start_is_in_its_exit_code(torchserve: TorchServe) -> None:

@@ -110,6 +110,17 @@ def test_a_token_ends_and_a_new_one_takes_its_place(tmp_path):
     assert keys.api.is_right(b"bearer " + keys.api.token.encode())  # this one does not end
 
 
+def test_the_time_at_which_the_other_token_ends_is_written_as_it_was(tmp_path):
+    keys = start_keys(made_up(tmp_path))
+    first = json.loads((tmp_path / "key_file.json").read_text())
+    keys.renew("inference")
+    second = json.loads((tmp_path / "key_file.json").read_text())
+    assert second["management"] == first["management"]
+    assert second["inference"] != first["inference"]
+    keys.renew("management")
+    assert json.loads((tmp_path / "key_file.json").read_text())["inference"] == second["inference"]
+
+
 def test_a_token_that_cannot_be_reported_takes_nobodys_place(tmp_path):
     (tmp_path / "place").mkdir()
     keys = start_keys(made_up(tmp_path, key_file=tmp_path / "place" / "key_file.json"))

@@ -6,6 +6,7 @@ import queue
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc
@@ -162,6 +163,15 @@ def test_torchserve_s_name_serves_the_same_with_typed_contents(client: Client) -
     )
     assert list(words.outputs[1].contents.bytes_contents) == [b"one", b"two"]
     assert words.id == "own"
+
+
+@pytest.mark.parametrize(("method", "parameter"), [("ModelReady", "name"), ("ModelMetadata", "model_name"), ("ModelInfer", "model_name")])
+def test_a_call_that_names_no_model_is_refused_in_torchserves_words(client: Client, method: str, parameter: str) -> None:
+    ask = client.inference_channel.unary_unary(f"/org.pytorch.serve.grpc.openinference.GRPCInferenceService/{method}")
+    with pytest.raises(grpc.RpcError) as refused:
+        ask(b"", timeout=TIMEOUT)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details().startswith(f"Parameter {parameter} is required.\n")
 
 
 ENVELOPED = """

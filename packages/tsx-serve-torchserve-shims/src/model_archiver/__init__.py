@@ -2,5 +2,6 @@
 
 from model_archiver.model_archiver import ModelArchiver
 from model_archiver.model_archiver_config import ModelArchiverConfig
+from model_archiver.version import __version__
 
-__all__ = ["ModelArchiver", "ModelArchiverConfig"]
+__all__ = ["ModelArchiver", "ModelArchiverConfig", "__version__"]

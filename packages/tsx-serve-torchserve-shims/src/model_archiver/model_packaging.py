@@ -26,5 +26,8 @@ def package_model(config: ModelArchiverConfig | Namespace, manifest: str | None 
     )
 
 
-def generate_model_archive() -> None:
-    sys.exit(torch_model_archiver.main())
+def generate_model_archive(config: ModelArchiverConfig | None = None) -> None:
+    """Pack what `config` says. Without one, act as the command torch-model-archiver and exit."""
+    if config is None:
+        sys.exit(torch_model_archiver.main())
+    package_model(config)

@@ -1,4 +1,4 @@
-"""`ModelExportUtils.generate_manifest_json`, the one helper that scripts use beside `package_model`."""
+"""`ModelExportUtils.generate_manifest_json` and the constants that scripts use beside `package_model`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,23 @@ import logging
 from argparse import Namespace
 
 from model_archiver.model_archiver_config import ModelArchiverConfig
+from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.packing import plan_archive
+from tsx_archiver.writing import SUFFIXES
+
+MODEL_SERVER_VERSION = MODEL_ARCHIVE_VERSION = "1.0"
+MAR_INF, _, MANIFEST_FILE_NAME = MANIFEST_PATH.partition("/")
+archiving_options = SUFFIXES
+model_handlers = {
+    "base_handler": "anything",
+    "text_classifier": "text",
+    "image_classifier": "vision",
+    "object_detector": "vision",
+    "image_segmenter": "vision",
+    "dali_image_classifier": "vision",
+    "vllm_handler": "text",
+    "trt_llm_handler": "text",
+}
 
 _log = logging.getLogger(__name__)
 

@@ -7,11 +7,15 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import IO
 
 import requests
 
 from tsx_cli.serve.torchserve import READY
+from tsx_runtime.worker.handler_api.ts_shim import refuse
+
+__getattr__ = partial(refuse, __name__)
 
 MANAGEMENT = "http://localhost:8081/models"
 LINES = 1000  # of what the server says later that are kept

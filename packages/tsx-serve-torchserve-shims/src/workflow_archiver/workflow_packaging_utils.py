@@ -1,4 +1,4 @@
-"""`WorkflowExportUtils.generate_manifest_json`, the one helper that scripts use beside `package_workflow`."""
+"""`WorkflowExportUtils.generate_manifest_json` and the constants that scripts use beside `package_workflow`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import logging
 from argparse import Namespace
 
 from tsx_archiver.workflow import command
+from tsx_archiver.workflow.opening import WORKFLOW_MANIFEST_PATH
 from tsx_archiver.workflow.packing import plan_workflow
 
+WAR_INF, _, MANIFEST_FILE_NAME = WORKFLOW_MANIFEST_PATH.partition("/")
 _log = logging.getLogger(__name__)
 
 

@@ -99,6 +99,7 @@ class ServeOptions:
     answer_first: bool = False  # models load while the server already answers, and it continues without those that fail
     snapshots: Snapshots | None = None
     on_bound: Callable[[], None] = lambda: None  # called once the addresses are bound
+    on_answering: Callable[[], None] = lambda: None  # called once requests are answered
     on_loading: Callable[[LoadStatus], None] | None = None  # called again and again while models load
     hosted: Callable[[Registry, ServerApp], HostedPlatform] | None = None  # the app is the one with the prediction routes
     stopping: StopEvents | None = None  # of a server in a thread of a process that is not its own; None: signals stop it
@@ -271,6 +272,7 @@ async def _answer(
 
             async with replaceable(meeting, listeners, tokens, replaced) as handover:
                 on_ready(servers.addresses)
+                options.on_answering()
                 failure = await _failure_to_load(hosted, models, stopping)
             if handover.is_taken:
                 await servers.leave()

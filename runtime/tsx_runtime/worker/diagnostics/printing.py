@@ -104,17 +104,21 @@ def _pieces(line: bytes) -> Iterator[bytes]:
 
 
 class WorkerTextFormatter(logging.Formatter):
-    """The worker's log as text, with control characters escaped, since it quotes requests."""
+    """The worker's log as text, with control characters escaped, since it quotes requests.
 
-    def __init__(self, text: str = TEXT) -> None:
+    `outlines` shows a failed request by the model's own lines, and else by Python's traceback.
+    """
+
+    def __init__(self, text: str = TEXT, *, outlines: bool = True) -> None:
         super().__init__(text)
+        self._outlines = outlines
 
     def formatException(self, ei: Any) -> str:  # noqa: N802  # logging's name
         return format_error(ei[1]).rstrip("\n") if ei[1] is not None else ""
 
     def format(self, record: logging.LogRecord) -> str:
         error = own_error(record)
-        if error is None:
+        if error is None or not self._outlines:
             return escaped(super().format(record))
         record.message = record.getMessage()
         if self.usesTime():
@@ -142,7 +146,7 @@ class WorkerLog(logging.Handler):
         self._ids = ids
         self._json = WorkerJsonFormatter()
         self.setFormatter(WorkerTextFormatter())
-        self._message = WorkerTextFormatter("%(message)s")
+        self._message = WorkerTextFormatter("%(message)s", outlines=False)  # model_log.log has TorchServe's form
         self._repeats = Repeats(self._put)
 
     def emit(self, record: logging.LogRecord) -> None:

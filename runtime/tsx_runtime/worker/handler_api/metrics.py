@@ -45,6 +45,10 @@ class Dimension:
     def __hash__(self) -> int:
         return hash((self.name, self.value))
 
+    def to_dict(self) -> dict[str, str]:
+        """Return the label in the form of JSON."""
+        return {"Name": self.name, "Value": self.value}
+
 
 class CachingMetric:
     """One metric with all its label values."""
@@ -298,5 +302,5 @@ class Metric:
         return f"{self.name}.{self.unit}:{self.value}|#{','.join(map(str, self.dimensions))}"
 
     def to_dict(self) -> dict[str, Any]:
-        labels = [{"Name": dimension.name, "Value": dimension.value} for dimension in self.dimensions]
+        labels = [dimension.to_dict() for dimension in self.dimensions]
         return {"MetricName": self.name, "Value": self.value, "Unit": self.unit, "Dimensions": labels, "RequestId": self.request_id}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -63,12 +63,10 @@ def copy_files(src_dir: str | Path, dst_dir: str | Path, files: Mapping[str, str
 
 
 def download_model(model_url: str, model_dir: str | Path) -> None:
-    """The file behind an http or https address, under its own name; one that is there already is kept."""
-    parts = urlsplit(model_url)
-    if parts.scheme not in ("http", "https"):
+    """Store the file behind an http or https address as `model.pt` in `model_dir`, in the place of an older one."""
+    if urlsplit(model_url).scheme not in ("http", "https"):
         raise ValueError(f"{model_url!r} is no http or https address")
-    target = Path(model_dir) / PurePosixPath(parts.path).name
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with urllib.request.urlopen(model_url, timeout=TIMEOUT) as answer, whole_file(target, durable=False) as file:
-            shutil.copyfileobj(answer, file)
+    target = Path(model_dir) / "model.pt"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with urllib.request.urlopen(model_url, timeout=TIMEOUT) as answer, whole_file(target, durable=False) as file:
+        shutil.copyfileobj(answer, file)

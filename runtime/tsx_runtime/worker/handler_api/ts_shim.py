@@ -8,20 +8,29 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from itertools import accumulate
 from types import ModuleType
+from typing import NoReturn
 
 # module of `ts` -> module of tsx -> the names that it has from there; `name=ours` where tsx calls it differently
 NAMES: dict[str, dict[str, str]] = {
     "ts": {"tsx_runtime.version": "__version__=TORCHSERVE_VERSION"},
     "ts.context": {"tsx_runtime.worker.handler_api.context": "Context RequestProcessor"},
-    "ts.handler_utils.distributed.deepspeed": {"tsx_runtime.worker.handlers.deepspeed": "get_ds_engine"},
-    "ts.handler_utils.distributed.pt_pippy": {"tsx_runtime.worker.handlers.pippy": "get_pipeline_driver initialize_rpc_workers"},
+    "ts.handler_utils.distributed.deepspeed": {"tsx_runtime.worker.handlers.deepspeed": "create_checkpoints_json get_ds_engine"},
+    "ts.handler_utils.distributed.pt_pippy": {
+        "tsx_runtime.worker.handlers.pippy": "get_pipeline_driver initialize_rpc_workers",
+        "tsx_runtime.worker.handler_api.ts_objects": "pippy_installed",
+    },
     "ts.handler_utils.hf_batch_streamer": {"tsx_runtime.worker.codecs.text_streamer": "TextIteratorStreamerBatch"},
-    "ts.handler_utils.micro_batching": {"tsx_runtime.worker.execution.micro_batching": "MicroBatching"},
-    "ts.handler_utils.text_utils": {"tsx_runtime.worker.handlers.steps.text_cleaning": "ngrams_iterator"},
+    "ts.handler_utils.micro_batching": {
+        "tsx_runtime.worker.execution.micro_batching": "HANDLER_METHODS=STAGES MicroBatching",
+        "tsx_runtime.worker.handler_api.ts_objects": "PROFILER_AVAILABLE",
+    },
+    "ts.handler_utils.preprocess.dali": {"tsx_runtime.worker.handlers.dali": "get_dali_pipeline"},
+    "ts.handler_utils.text_utils": {"tsx_runtime.worker.handlers.steps.text_cleaning": "get_tokenizer ngrams_iterator"},
     "ts.handler_utils.timer": {"tsx_runtime.worker.handlers.steps.timing": "timed"},
     "ts.handler_utils.utils": {
         "tsx_runtime.worker.handler_api.utils": "import_class",
@@ -29,21 +38,41 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "ts.metrics.caching_metric": {"tsx_runtime.worker.handler_api.metrics": "CachingMetric"},
     "ts.metrics.dimension": {"tsx_runtime.worker.handler_api.metrics": "Dimension"},
-    "ts.metrics.metric": {"tsx_runtime.worker.handler_api.metrics": "Metric"},
+    "ts.metrics.metric": {"tsx_runtime.worker.handler_api.metrics": "Metric", "tsx_runtime.worker.handler_api.ts_objects": "MetricUnit"},
+    "ts.metrics.metric_abstract": {
+        "tsx_runtime.worker.handler_api.metrics": "MetricAbstract=CachingMetric",
+        "tsx_runtime.worker.handler_api.ts_objects": "MetricUnit",
+    },
+    "ts.metrics.metric_cache_abstract": {"tsx_runtime.worker.handler_api.metrics": "MetricCacheAbstract=Metrics"},
     "ts.metrics.metric_cache_errors": {
         "tsx_runtime.worker.exceptions": "MetricsCacheKeyError MetricsCacheTypeError MetricsCacheValueError",
+        "tsx_runtime.worker.handler_api.ts_objects": "GeneralMetricsCacheError MetricsCacheIOError MetricsCachePyYamlError",
     },
+    "ts.metrics.metric_cache_yaml_impl": {"tsx_runtime.worker.handler_api.ts_objects": "MetricsCacheYamlImpl"},
+    "ts.metrics.metric_encoder": {"tsx_runtime.worker.handler_api.ts_objects": "MetricEncoder"},
     "ts.metrics.metric_type_enum": {"tsx_runtime.worker.handler_api.metrics": "MetricTypes"},
+    "ts.metrics.metrics_store": {"tsx_runtime.worker.handler_api.ts_objects": "MetricsStore"},
     "ts.metrics.process_memory_metric": {"tsx_runtime.worker.handler_api.utils": "check_process_mem_usage get_cpu_usage"},
+    "ts.metrics.unit": {"tsx_runtime.worker.handler_api.ts_objects": "Units"},
     "ts.protocol.otf_message_handler": {"tsx_runtime.worker.codecs.streaming": "send_intermediate_predict_response"},
     "ts.service": {
         "tsx_runtime.worker.exceptions": "PredictionException",
         "tsx_runtime.worker.handler_api.utils": "emit_metrics",
+        "tsx_runtime.worker.handler_api.ts_objects": "PREDICTION_METRIC",
     },
-    "ts.torch_handler.base_handler": {"tsx_runtime.worker.handlers.base": "BaseHandler"},
+    "ts.torch_handler.base_handler": {
+        "tsx_runtime.worker.handlers.base": "BaseHandler",
+        "tsx_runtime.worker.handlers.models.model_files": "setup_ort_session",
+        "tsx_runtime.worker.handler_api.ts_objects": (
+            "IPEX_AVAILABLE ONNX_AVAILABLE PROFILER_AVAILABLE PT230_AVAILABLE PT2_AVAILABLE XLA_AVAILABLE"
+        ),
+    },
     "ts.torch_handler.dali_handler": {"tsx_runtime.worker.handlers.dali": "DALIHandler"},
     "ts.torch_handler.dali_image_classifier": {"tsx_runtime.worker.handlers.dali": "DALIHandler DALIImageClassifier"},
-    "ts.torch_handler.densenet_handler": {"tsx_runtime.worker.handlers.base": "DenseNetHandler=BaseHandler"},
+    "ts.torch_handler.densenet_handler": {
+        "tsx_runtime.worker.handlers.base": "DenseNetHandler=BaseHandler",
+        "tsx_runtime.worker.handler_api.loader": "list_classes_from_module=classes_of",
+    },
     "ts.torch_handler.distributed.base_deepspeed_handler": {"tsx_runtime.worker.handlers.deepspeed": "BaseDeepSpeedHandler"},
     "ts.torch_handler.distributed.base_pippy_handler": {"tsx_runtime.worker.handlers.pippy": "BasePippyHandler"},
     "ts.torch_handler.image_classifier": {"tsx_runtime.worker.handlers.image_classifier": "ImageClassifier"},
@@ -59,17 +88,45 @@ NAMES: dict[str, dict[str, str]] = {
         "tsx_runtime.worker.handlers.text": "TextHandler",
         "tsx_runtime.worker.handlers.steps.text_cleaning": "CLEANUP_REGEX",
     },
+    "ts.torch_handler.trt_llm_handler": {"tsx_runtime.worker.handlers.language_models": "TRTLLMHandler"},
     "ts.torch_handler.unit_tests.test_utils.mock_context": {"tsx_runtime.worker.handler_api.testing": "MockContext"},
     "ts.torch_handler.unit_tests.test_utils.model_dir": {"tsx_runtime.worker.handler_api.testing": "copy_files download_model"},
     "ts.torch_handler.vision_handler": {"tsx_runtime.worker.handlers.vision": "VisionHandler"},
+    "ts.torch_handler.vllm_handler": {"tsx_runtime.worker.handlers.language_models": "VLLMHandler"},
+    "ts.utils.hf_utils": {"tsx_runtime.worker.handler_api.ts_objects": "download_model"},
     "ts.utils.util": {
         "tsx_runtime.worker.exceptions": "PredictionException",
         "tsx_runtime.worker.handler_api.utils": "check_valid_pt2_backend get_yaml_config",
         "tsx_runtime.worker.handlers.steps.text_cleaning": "CLEANUP_REGEX",
         "tsx_runtime.worker.handlers.steps.labels": "load_label_mapping map_class_to_label",
         "tsx_runtime.worker.handler_api.loader": "list_classes_from_module=classes_of",
+        "tsx_runtime.worker.handler_api.ts_objects": "PT2Backend deprecated",
     },
     "ts.version": {"tsx_runtime.version": "__version__=TORCHSERVE_VERSION"},
+}
+WITHOUT_SERVER = "test a handler with MockContext, or a server with tsx_runtime.testing"
+# A module or name of `ts` that tsx does not include, and what to use instead.
+INSTEAD = {
+    "ts.arg_parser": "use the command `torchserve` or `ts.launcher.start`",
+    "ts.async_service": "declare `async def handle` and set `asyncCommunication: true`",
+    "ts.handler_utils.micro_batching.WorkerThread": "MicroBatching has its own threads",
+    "ts.handler_utils.micro_batching.execute_call": "MicroBatching has its own threads",
+    "ts.launcher.PrintTillTheEnd": "`ts.launcher.start` returns a queue of the server's lines",
+    "ts.launcher.Tee": "`ts.launcher.start` returns a queue of the server's lines",
+    "ts.llm_launcher": "use `tsx serve DIRECTORY` or `tsx serve hf://ORG/MODEL`",
+    "ts.metrics.metric_collector": "read /metrics, or write a program for `system_metrics_cmd`",
+    "ts.metrics.system_metrics": "read /metrics, or write a program for `system_metrics_cmd`",
+    "ts.model_loader": WITHOUT_SERVER,
+    "ts.model_server": "use the command `torchserve` or `ts.launcher.start`",
+    "ts.model_service": "derive from ts.torch_handler.base_handler.BaseHandler",
+    "ts.model_service_worker": WITHOUT_SERVER,
+    "ts.protocol.otf_message_handler": WITHOUT_SERVER,
+    "ts.service.Service": WITHOUT_SERVER,
+    "ts.torch_handler.contractions": "use `TextHandler._expand_contractions`",
+    "ts.torch_handler.text_handler.CONTRACTIONS_PATTERN": "use `TextHandler._expand_contractions`",
+    "ts.torch_handler.unit_tests": WITHOUT_SERVER,
+    "ts.utils.setup_model_venv": "set `useVenv: true` in model-config.yaml",
+    "ts.utils.timeit_decorator": "use ts.handler_utils.timer.timed",
 }
 PACKAGES = {package for name in NAMES for package in accumulate(name.split(".")[:-1], "{}.{}".format)}
 
@@ -83,16 +140,35 @@ class ShimFinder(MetaPathFinder, Loader):
             spec.has_location = True  # so that `ts.__file__` shows whose `ts` this is
             return spec
         if fullname.startswith("ts."):
-            carried = ", ".join(sorted(NAMES.keys() - PACKAGES))
-            raise ModuleNotFoundError(f"tsx does not include TorchServe's module {fullname!r}. It includes: {carried}", name=fullname)
+            hint = instead(fullname) or f"it includes {', '.join(sorted(NAMES.keys() - PACKAGES))}"
+            raise ModuleNotFoundError(f"tsx does not include TorchServe's module {fullname!r}: {hint}", name=fullname)
         return None
 
     def exec_module(self, module: ModuleType) -> None:
+        vars(module)["__getattr__"] = partial(refuse, module.__name__)
         for source, names in NAMES.get(module.__name__, {}).items():
             found = importlib.import_module(source)
             for name, _, ours in (each.partition("=") for each in names.split()):
                 setattr(module, name, getattr(found, ours or name))
                 vars(module).setdefault("__all__", []).append(name)
+
+
+def instead(name: str) -> str | None:
+    """Return what to use instead of a name of `ts` that tsx does not include."""
+    return next((INSTEAD[part] for part in accumulate(name.split("."), "{}.{}".format) if part in INSTEAD), None)
+
+
+def refuse(module: str, name: str) -> NoReturn:
+    """Answer for a name that a module does not have.
+
+    Raises:
+        ImportError: TorchServe's module has it, and tsx does not.
+        AttributeError: It is no public name of TorchServe's module.
+    """
+    hint = None if name.startswith("_") else instead(f"{module}.{name}")
+    if hint:
+        raise ImportError(f"tsx does not include TorchServe's {module}.{name}: {hint}", name=module)
+    raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 
 def install() -> None:

@@ -31,6 +31,13 @@ class BaseDeepSpeedHandler(BaseHandler):
             torch.cuda.set_device(self.device)
 
 
+def create_checkpoints_json(model_path: str, checkpoints_json: str) -> None:
+    """Write the JSON file that lists a model's files of weights for DeepSpeed's `checkpoint`."""
+    weights = [str(path) for path in Path(model_path).rglob("*") if path.suffix in (".bin", ".pt") and path.is_file()]
+    checkpoint = {"type": "ds_model", "checkpoints": weights, "version": 1.0}
+    Path(checkpoints_json).write_text(json.dumps(checkpoint), encoding="utf-8")
+
+
 def get_ds_engine(model: Any, ctx: Context) -> Any:
     """DeepSpeed's inference engine around `model`, which can be called as the model can."""
     settings = ctx.model_yaml_config.get("deepspeed")

@@ -128,23 +128,30 @@ def test_lines_of_handlers_have_torchserves_form_and_their_level(logs, level, st
     assert re.fullmatch(STAMP + rf" \[{level}\] W-9000-printer_1\.0-{stream} MODEL_LOG - {text}", line)
 
 
-def test_a_failed_request_has_its_id_once_and_the_handlers_own_lines(logs):
+def test_a_failed_request_has_its_id_once_and_the_traceback_in_pythons_form(logs):
     failed = [line for line in logs["model_log.log"].splitlines() if "[ERROR] W-9000-printer" in line]
-    assert [line.partition("-stdout MODEL_LOG - ")[2] for line in failed] == [
-        f"the handler failed for the request {logs['bad']}: ValueError: no such image",
-        '  handler.py:16 in handle: raise ValueError("no such image")',
-    ]
+    first, start, *frames, place, quoted, words = [line.partition("-stdout MODEL_LOG - ")[2] for line in failed]
+    assert first == f"the handler failed for the request {logs['bad']}"
+    assert start == "Traceback (most recent call last):"
+    assert all(frame.startswith('  File "') for frame in frames), "of tsx, no line is quoted"
+    assert re.fullmatch(r'  File "/.*/handler\.py", line 16, in handle', place)
+    assert (quoted, words) == ('    raise ValueError("no such image")', "ValueError: no such image")
     assert logs["model_log.log"].count(logs["bad"]) == 1
 
 
 def test_a_model_that_fails_to_load_leaves_its_traceback_in_both_logs_though_nobody_waits(logs):
-    frames = ['  handler.py:4 in initialize: self.load("weights")', '  handler.py:7 in load: raise ValueError(f"there are no {name}")']
-    first, *own = [line.partition("-stdout MODEL_LOG - ")[2] for line in logs["model_log.log"].splitlines() if "-failing_1.0-" in line][:3]
+    lines = [line.partition("-stdout MODEL_LOG - ")[2] for line in logs["model_log.log"].splitlines() if "-failing_1.0-" in line]
+    first, *trace = lines[: lines.index("ValueError: there are no weights") + 1]
     assert first == "Handler handler.py could not load the model: ValueError: there are no weights"
-    assert own == frames
+    assert trace[0] == "Traceback (most recent call last):"
+    assert [re.sub('".*/', '"', line) for line in trace if line.startswith("  File")] == [
+        '  File "handler.py", line 4, in initialize',
+        '  File "handler.py", line 7, in load',
+    ]
+    assert '    raise ValueError(f"there are no {name}")' in trace
     _, _, behind = logs[SERVER_LOG].partition(first + "\n")
-    assert behind.splitlines()[:2] == frames
-    assert logs[SERVER_LOG].count("handler.py:7") == 1, "of the next attempts, which fail alike, the reason is enough"
+    assert behind.splitlines()[: len(trace)] == trace
+    assert logs[SERVER_LOG].count("line 7, in load") == 1, "of the next attempts, which fail alike, the reason is enough"
 
 
 def test_the_console_has_what_the_files_have(logs):

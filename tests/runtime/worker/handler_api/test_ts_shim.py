@@ -15,58 +15,28 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.worker.conftest import StartWorker
+from tests.support.torchserve_names import names
 from tsx_runtime.worker.handler_api import ts_shim
 from tsx_runtime.worker.handler_api.testing import copy_files, download_model
 from tsx_runtime.worker.handler_api.utils import check_process_mem_usage, emit_metrics, get_yaml_config, import_class
+from tsx_runtime.worker.handlers.deepspeed import create_checkpoints_json
 
-SHIMS = Path(__file__).parents[4] / "packages" / "tsx-serve-torchserve-shims" / "src"
-NAMES = {
+ROOT = Path(__file__).parents[4]
+SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims" / "src"
+MODULES = {module: listed for module, listed in names().items() if module.startswith("ts.")}
+ALSO = {  # Names that modules of TorchServe import, and users import from there.
     "ts": ["__version__"],
-    "ts.context": ["Context", "RequestProcessor"],
-    "ts.handler_utils.distributed.deepspeed": ["get_ds_engine"],
-    "ts.handler_utils.distributed.pt_pippy": ["get_pipeline_driver", "initialize_rpc_workers"],
-    "ts.handler_utils.hf_batch_streamer": ["TextIteratorStreamerBatch"],
-    "ts.handler_utils.micro_batching": ["MicroBatching"],
-    "ts.handler_utils.text_utils": ["ngrams_iterator"],
-    "ts.handler_utils.timer": ["timed"],
-    "ts.handler_utils.utils": ["import_class", "send_intermediate_predict_response"],
-    "ts.metrics.caching_metric": ["CachingMetric"],
-    "ts.metrics.dimension": ["Dimension"],
-    "ts.metrics.metric": ["Metric"],
-    "ts.metrics.metric_cache_errors": ["MetricsCacheKeyError", "MetricsCacheTypeError", "MetricsCacheValueError"],
-    "ts.metrics.metric_type_enum": ["MetricTypes"],
-    "ts.metrics.process_memory_metric": ["check_process_mem_usage", "get_cpu_usage"],
     "ts.protocol.otf_message_handler": ["send_intermediate_predict_response"],
-    "ts.service": ["PredictionException", "emit_metrics"],
-    "ts.torch_handler.base_handler": ["BaseHandler"],
-    "ts.torch_handler.dali_handler": ["DALIHandler"],
-    "ts.torch_handler.dali_image_classifier": ["DALIHandler", "DALIImageClassifier"],
-    "ts.torch_handler.densenet_handler": ["DenseNetHandler"],
-    "ts.torch_handler.distributed.base_deepspeed_handler": ["BaseDeepSpeedHandler"],
-    "ts.torch_handler.distributed.base_pippy_handler": ["BasePippyHandler"],
-    "ts.torch_handler.image_classifier": ["ImageClassifier"],
-    "ts.torch_handler.image_segmenter": ["ImageSegmenter"],
-    "ts.torch_handler.object_detector": ["ObjectDetector"],
-    "ts.torch_handler.request_envelope.base": ["BaseEnvelope"],
-    "ts.torch_handler.request_envelope.body": ["BodyEnvelope"],
-    "ts.torch_handler.request_envelope.json": ["JSONEnvelope"],
-    "ts.torch_handler.request_envelope.kserve": ["KServeEnvelope"],
-    "ts.torch_handler.request_envelope.kservev2": ["KServev2Envelope"],
-    "ts.torch_handler.text_classifier": ["TextClassifier"],
-    "ts.torch_handler.text_handler": ["CLEANUP_REGEX", "TextHandler"],
+    "ts.service": ["PredictionException"],
+    "ts.torch_handler.dali_image_classifier": ["DALIHandler"],
+    "ts.torch_handler.text_handler": ["CLEANUP_REGEX"],
     "ts.torch_handler.unit_tests.test_utils.mock_context": ["MockContext"],
     "ts.torch_handler.unit_tests.test_utils.model_dir": ["copy_files", "download_model"],
-    "ts.torch_handler.vision_handler": ["VisionHandler"],
-    "ts.utils.util": [
-        "CLEANUP_REGEX",
-        "PredictionException",
-        "check_valid_pt2_backend",
-        "get_yaml_config",
-        "list_classes_from_module",
-        "load_label_mapping",
-        "map_class_to_label",
-    ],
     "ts.version": ["__version__"],
+}
+NAMES = {
+    module: sorted([*(name for name in MODULES.get(module, []) if not ts_shim.instead(f"{module}.{name}")), *ALSO.get(module, [])])
+    for module in ts_shim.NAMES
 }
 EVERY_WAY = """
 import importlib, importlib.util, json, pickle, sys
@@ -79,10 +49,22 @@ for name in json.loads(sys.argv[1]):
     exec(f"import {name} as module\\nfrom {name} import *", star)
     module = star["module"]
     assert module is importlib.import_module(name) and module is eval(name)
-    assert all(pickle.loads(pickle.dumps(star[each])) == getattr(module, each) for each in module.__all__)
+    assert all(pickle.loads(pickle.dumps(star[each])) == getattr(module, each) for each in module.__all__ if each != "MetricUnit")
     found[name] = sorted(module.__all__)
 print(json.dumps([heavy, found, importlib.util.find_spec("ts.launcher").origin]))
 import ts.wfdl
+"""
+EVERY_NAME = """
+import json, sys
+
+refused = {}
+for module, names in json.loads(sys.argv[1]).items():
+    for name in names:
+        try:
+            exec(f"from {module} import {name}")
+        except ImportError as error:
+            refused[f"{module}.{name}"] = str(error)
+print(json.dumps(refused))
 """
 
 
@@ -107,8 +89,25 @@ def test_metrics_and_settings_are_emitted_and_read_as_by_torchserve(tmp_path: Pa
     assert caplog.messages == ["[METRICS]a.Count:1"]
 
 
-def test_the_list_of_names_is_complete() -> None:
-    assert ts_shim.NAMES.keys() == NAMES.keys()
+@pytest.mark.usefixtures("processes")
+def test_every_public_name_of_torchserve_is_included_or_says_what_to_use_instead() -> None:
+    command = [sys.executable, "-c", EVERY_NAME, json.dumps(names())]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(SHIMS)}, capture_output=True, text=True, timeout=60, check=True)
+    refused = json.loads(done.stdout)
+    all_names = [f"{module}.{name}" for module in MODULES for name in MODULES[module]]
+    included = {f"{module}.{name}" for module in ALSO for name in ALSO[module]}
+    hints = {name: hint for name in all_names if name not in included and (hint := ts_shim.instead(name))}
+    assert refused.keys() == hints.keys()
+    assert all(hint in refused[name] for name, hint in hints.items())
+    documented = (ROOT / "docs" / "torchserve.md").read_text(encoding="utf-8")
+    assert [name for name in ts_shim.INSTEAD if f"`{name}`" not in documented] == []
+
+
+def test_a_private_name_is_no_import_error() -> None:
+    with pytest.raises(AttributeError):
+        ts_shim.refuse("ts.protocol.otf_message_handler", "__path__")
+    with pytest.raises(AttributeError):
+        ts_shim.refuse("ts.service", "no_such_name")
 
 
 @pytest.mark.usefixtures("processes")
@@ -117,7 +116,7 @@ def test_scripts_import_every_name_in_every_way_and_nothing_heavy_with_it() -> N
     environment = {**os.environ, "PYTHONPATH": str(SHIMS)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert json.loads(done.stdout) == [[], NAMES, str(SHIMS / "ts" / "launcher.py")]
-    assert "tsx does not include TorchServe's module 'ts.wfdl'. It includes: ts.context, ts.handler_utils." in done.stderr
+    assert "tsx does not include TorchServe's module 'ts.wfdl': it includes ts.context, ts.handler_utils." in done.stderr
 
 
 def test_nothing_of_it_is_seen_outside_of_workers() -> None:
@@ -173,22 +172,22 @@ def test_processes_are_reported_with_their_resident_bytes(capsys: pytest.Capture
     assert int(size) > 1 << 20
 
 
-def test_a_model_for_a_unit_test_is_downloaded_once(tmp_path: Path) -> None:
-    class Once(http.server.BaseHTTPRequestHandler):
+def test_a_model_for_a_unit_test_is_downloaded_as_model_pt(tmp_path: Path) -> None:
+    class Weights(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # the name that http.server calls
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"weights")
+            self.wfile.write(self.path.encode())
 
         def log_message(self, *args: object) -> None: ...
 
-    with http.server.HTTPServer(("127.0.0.1", 0), Once) as server:
-        threading.Thread(target=server.handle_request).start()
-        url = f"http://127.0.0.1:{server.server_port}/models/net.pth?x=1"
-        download_model(url, tmp_path / "new")
-        download_model(url, tmp_path / "new")  # nobody would answer
-    copy_files(tmp_path / "new", tmp_path, {"net.pth": "copy.pth"})
-    assert (tmp_path / "copy.pth").read_bytes() == b"weights"
+    with http.server.HTTPServer(("127.0.0.1", 0), Weights) as server:
+        for path in ("/models/net.pth?x=1", "/models/other.pth"):
+            threading.Thread(target=server.handle_request).start()
+            download_model(f"http://127.0.0.1:{server.server_port}{path}", tmp_path / "new")
+            assert [(file.name, file.read_text()) for file in (tmp_path / "new").iterdir()] == [("model.pt", path)]
+    copy_files(tmp_path / "new", tmp_path, {"model.pt": "copy.pth"})
+    assert (tmp_path / "copy.pth").read_bytes() == b"/models/other.pth"
     with pytest.raises(ValueError, match="no http or https address"):
         download_model("file:///etc/hosts", tmp_path)
 
@@ -230,3 +229,25 @@ def test_deepspeed_gets_the_model_and_what_the_archive_says(start_worker: StartW
     for wrong, said in (({}, "does not say"), ({"deepspeed": {"config": "no.json"}}, "no.json"), (config, "pip install deepspeed")):
         worker = start_worker("import sys\nsys.modules['deepspeed'] = None\n" + textwrap.dedent(source), files=files, model_config=wrong)
         assert said in worker.report["message"]
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "advice"),
+    [("vllm_handler", "VLLMHandler", "engine: vllm"), ("trt_llm_handler", "TRTLLMHandler", "trtllm-serve")],
+)
+def test_a_handler_of_an_engine_for_language_models_says_how_tsx_runs_them(
+    start_worker: StartWorker, module: str, name: str, advice: str
+) -> None:
+    worker = start_worker(f"from ts.torch_handler.{module} import {name}\nclass Chat({name}): pass\n")
+    assert f"tsx does not include TorchServe's {name}" in worker.report["message"]
+    assert advice in worker.report["message"]
+
+
+def test_checkpoints_for_deepspeed_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    for file in ("a.bin", "parts/b.pt", "config.json"):
+        (tmp_path / file).touch()
+    create_checkpoints_json(str(tmp_path), str(tmp_path / "checkpoints.json"))
+    listed = json.loads((tmp_path / "checkpoints.json").read_bytes())
+    assert sorted(listed.pop("checkpoints")) == [str(tmp_path / "a.bin"), str(tmp_path / "parts" / "b.pt")]
+    assert listed == {"type": "ds_model", "version": 1.0}

@@ -14,6 +14,7 @@ import torch
 from tests.runtime.worker.conftest import Request, StartWorker, Worker
 from tsx_runtime.worker.handlers.steps.text_cleaning import (
     expand_contractions,
+    get_tokenizer,
     ngrams_iterator,
     remove_accents,
     remove_html_tags,
@@ -149,11 +150,22 @@ def test_a_vocabulary_that_is_missing_is_named(start_worker: StartWorker) -> Non
         (expand_contractions, "Can\u2019t WON'T the dog's 'n' where'd", "Cannot Will not the dogs n where did"),
         (remove_accents, "Café naïve", "Cafe naive"),
         (remove_punctuation, "Hello, it-s_fine (a.b) $5.00", "Hello itsfine ab 500"),
+        (tokenize, 'a"b a;b a:b a<br />b', ["ab", "a", "b", "a", "b", "a", "b"]),
         (tokenize, "Hello, world! it-s (a.b) 'q' \"z\"", ["hello", ",", "world", "!", "it-s", "(", "a", ".", "b", ")", "'", "q", "'", "z"]),
     ],
 )
 def test_each_step_of_cleaning_does_what_torchserves_does(step: Any, text: str, result: Any) -> None:
     assert step(text) == result
+
+
+def test_a_tokenizer_is_found_by_its_name() -> None:
+    assert get_tokenizer("basic_english")("A b.") == ["a", "b", "."]
+    assert get_tokenizer(None)("A b.") == ["A", "b."]
+    assert get_tokenizer(list)("ab") == ["a", "b"]
+    with pytest.raises(ValueError, match="no tokenizer 'moses'"):
+        get_tokenizer("moses")
+    with pytest.raises(ValueError, match="language 'de'"):
+        get_tokenizer("basic_english", "de")
 
 
 def test_runs_of_words_come_by_length() -> None:

@@ -87,6 +87,7 @@ def compiled(model: Any, pt2: Any) -> Any:
     except (TypeError, RuntimeError, ValueError) as error:  # wrong options, or no compiler on this platform
         logger.warning("the model is not compiled, it runs eager: %s", error)
         return model
+    logger.info("Compiled model with %s", ", ".join(f"{name} {value}" for name, value in options.items()) or "the default backend")
     import torch._dynamo.config as dynamo  # here: dynamo takes a second to import
 
     dynamo.suppress_errors = True  # a graph that does not compile runs eager, and torch warns

@@ -37,6 +37,21 @@ def test_what_cannot_be_compiled_runs_eager_with_a_warning(pt2: Any, caplog: pyt
     assert len(caplog.records) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("pt2", "text"),
+    [
+        ("inductor", "backend inductor"),
+        ({"compile": {"enable": True, "backend": "eager", "dynamic": True}}, "backend eager, dynamic True"),
+        ({"compile": {"enable": True}}, "the default backend"),
+    ],
+)
+def test_the_log_says_how_a_model_is_compiled(pt2: Any, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "tsx.worker"):
+        compiled(torch.nn.Identity(), pt2)
+    assert caplog.messages == [f"Compiled model with {text}"]
+
+
 def test_only_eager_models_are_compiled(caplog: pytest.LogCaptureFixture) -> None:
     script = torch.jit.script(torch.nn.Identity())
     assert compiled(script, "eager") is script

@@ -1,0 +1,1 @@
+"""The parts of MANIFEST.json, for scripts that read or write one."""

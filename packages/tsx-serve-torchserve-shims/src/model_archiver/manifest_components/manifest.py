@@ -1,0 +1,39 @@
+"""`Manifest`, the content of a model archive's MANIFEST.json."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Any
+
+from model_archiver.manifest_components.model import Model
+from tsx_archiver.packing import created_on
+from tsx_archiver.writing import ARCHIVER_VERSION
+
+
+class RuntimeType(Enum):
+    """The language of a handler."""
+
+    PYTHON = "python"
+    PYTHON3 = "python3"
+    LSP = "LSP"
+
+
+class Manifest:
+    """The content of a MANIFEST.json, as `manifest_dict`; its text is JSON."""
+
+    def __init__(self, runtime: str, model: Model) -> None:
+        self.runtime = RuntimeType(runtime)
+        self.model = model
+        self.manifest_dict = self.__to_dict__()
+
+    def __to_dict__(self) -> dict[str, Any]:
+        return {
+            "createdOn": created_on(),
+            "runtime": self.runtime.value,
+            "model": self.model.model_dict,
+            "archiverVersion": ARCHIVER_VERSION,
+        }
+
+    def __repr__(self) -> str:
+        return json.dumps(self.manifest_dict, indent=2)

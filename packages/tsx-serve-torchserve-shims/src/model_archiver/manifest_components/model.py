@@ -1,0 +1,39 @@
+"""`Model`, the entry `model` of a manifest."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, fields
+from pathlib import PurePath
+from typing import Any
+
+
+@dataclass(repr=False)
+class Model:
+    """A model's name, version and files, without the directories of the files."""
+
+    model_name: str
+    serialized_file: str | None
+    handler: str
+    model_file: str | None = None
+    model_version: str | None = None
+    extensions: Any = None
+    requirements_file: str | None = None
+    config_file: str | None = None
+
+    @property
+    def model_dict(self) -> dict[str, Any]:
+        """The entry as it stands in a manifest."""
+        return self.__to_dict__()
+
+    def __to_dict__(self) -> dict[str, Any]:
+        entries = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            re.sub("_(.)", lambda match: match[1].upper(), name): PurePath(value).name if "file" in name or name == "handler" else value
+            for name, value in entries.items()
+            if value
+        }
+
+    def __repr__(self) -> str:
+        return json.dumps(self.model_dict)

@@ -1,0 +1,16 @@
+"""`ArgParser`, which makes the parser of torch-workflow-archiver's flags."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+
+from tsx_archiver.workflow.command import parser
+
+
+class ArgParser:
+    """The flags of torch-workflow-archiver, for scripts that parse their own command line by them."""
+
+    @staticmethod
+    def workflow_archiver_args_parser() -> ArgumentParser:
+        """Return the parser."""
+        return parser()

@@ -1,0 +1,3 @@
+"""The version of torch-workflow-archiver that tsx's archiver is compatible with."""
+
+__version__ = "0.2.15"
