@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from tsx_archiver.errors import CannotPack, DuplicateInput, InputMissing, InvalidConfig, InvalidModelName
@@ -16,6 +16,7 @@ from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, split_handler
 from tsx_archiver.metadata.mlmodel import PYFUNC, PYTORCH
 from tsx_archiver.metadata.modelconfig import check_model_config
+from tsx_archiver.metadata.onnx_file import data_files
 from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, collision_key, is_model_name, path_fault, shown
 
 BUILTIN_HANDLERS = (
@@ -106,8 +107,21 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
         members.add(planned_file(name, path), str(path))
     for name, content in spec.contents.items():
         members.add(PlannedMember(name, content, len(content)), f"contents {name}")
+    for member in members.sorted():
+        if isinstance(member.source, Path) and (member.name.endswith(".onnx") or member.name == model.get("serializedFile")):
+            _add_data_files(member.name, member.source, members)
     manifest = {"createdOn": created_on(), "runtime": spec.runtime, "model": model}
     return PackingPlan(spec.model_name, members.sorted(), _merged(manifest, spec.extra_manifest))
+
+
+def _add_data_files(model: str, path: Path, members: Members) -> None:
+    """Add the files that hold the weights of an ONNX model, unless the archive has others under their names."""
+    for location, file in data_files(path).items():
+        name = (PurePosixPath(model).parent / location).as_posix()
+        if name not in members:
+            if not file.exists():
+                raise InputMissing(f"{path} has weights in {location}, but {file} does not exist. Copy that file there as well.")
+            members.add(planned_file(name, file), str(file))
 
 
 class Members:
@@ -130,6 +144,9 @@ class Members:
             self._members[key] = (member, origin)
         elif not _same_file(twin[0].source, member.source):
             raise DuplicateInput(f"{twin[1]} and {origin} would both be {member.name} in the archive. Rename one of them.")
+
+    def __contains__(self, name: str) -> bool:
+        return collision_key(name) in self._members
 
     def add_file(self, path: Path | str, what: str) -> str:
         path = Path(path)

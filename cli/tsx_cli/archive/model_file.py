@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ KINDS = {
 }
 NOT_SERVED = ("vllm_handler", "trt_llm_handler")  # of the handlers that TorchServe brings
 NEEDS_MODEL_FILE = ("eager", "safetensors")
+SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.|\.index\.json$")  # as save_pretrained names the files of large weights
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ def check(model: ModelFile, parts: HandlerFiles) -> None:
         raise CliError(model.problem)
     if parts.own_handler:
         return
+    if SHARD.search(model.path.name):
+        raise UsageError(
+            f"{model.path} is one of several files that hold the weights together; name the directory that save_pretrained wrote, "
+            "or save all weights in one file"
+        )
     if model.problem is not None:
         raise CliError(model.problem)
     if model.whole_object is not None:

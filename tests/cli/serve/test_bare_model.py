@@ -8,7 +8,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+import onnx
 import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, screen, started, tsx
@@ -17,6 +20,7 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
 from tsx_cli.serve.server import unpacked, with_addresses, with_grpc_addresses
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.worker.handlers.models.model_files import load_onnx
 
 
 def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
@@ -31,6 +35,23 @@ def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
         assert manifest["model"]["modelName"] == "digits"
     assert not directory.exists()
     assert (DIGITS / "digits.pth").exists()
+
+
+def test_a_bare_onnx_model_loads_with_the_weights_beside_it(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "w"], ["y"])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
+        [numpy_helper.from_array(torch.tensor([2.0, 3.0]).numpy(), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save_model(model, tmp_path / "mul.onnx", save_as_external_data=True, location="mul.onnx.data", size_threshold=0)
+    with unpacked(tmp_path / "mul.onnx", HandlerFiles()) as (directory, _):
+        assert (directory / "mul.onnx.data").readlink() == tmp_path / "mul.onnx.data"
+        loaded = load_onnx(directory / "mul.onnx", torch.device("cpu"))
+        assert loaded(torch.tensor([1.0, 1.0])).tolist() == [2.0, 3.0]
 
 
 @pytest.mark.usefixtures("processes")

@@ -89,6 +89,38 @@ def test_onnx_models_are_served_through_onnxruntime(start_worker: StartWorker, n
     assert_right(worker, net)
 
 
+def save_apart(onnx_bytes: bytes, directory: Path) -> Path:
+    """Write the model as torch.onnx.export does: its weights in a second file."""
+    import onnx
+
+    path = directory / "lin.onnx"
+    options: Any = {"save_as_external_data": True, "location": "lin.onnx.data", "size_threshold": 0}
+    onnx.save_model(onnx.load_from_string(onnx_bytes), path, **options)
+    return path
+
+
+def test_an_onnx_model_with_its_weights_in_a_second_file_is_served(
+    start_worker: StartWorker, net: Net, onnx_bytes: bytes, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    path = save_apart(onnx_bytes, tmp_path)
+    files = {file.name: file.read_bytes() for file in (path, tmp_path / "lin.onnx.data")}
+    assert_right(start_worker(ROWS, files=files, model={"serializedFile": "lin.onnx"}), net)
+
+
+def test_onnx_weights_that_are_missing_or_lie_elsewhere_are_named(start_worker: StartWorker, onnx_bytes: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    content = save_apart(onnx_bytes, tmp_path).read_bytes()
+    for location, said in (
+        (b"lin.onnx.data", "lin.onnx has weights in lin.onnx.data, which the archive does not contain"),
+        (b"../onnx.dataX", "lin.onnx has weights in '../onnx.dataX', which is refused: it leaves the directory with '..'"),
+    ):
+        changed = content.replace(b"lin.onnx.data", location)
+        worker = start_worker(ROWS, files={"lin.onnx": changed}, model={"serializedFile": "lin.onnx"})
+        assert not worker.loaded
+        assert said in worker.report["message"]
+
+
 def test_a_handler_may_call_an_onnx_session_itself(start_worker: StartWorker, onnx_bytes: bytes) -> None:
     pytest.importorskip("onnxruntime")
     worker = start_worker(

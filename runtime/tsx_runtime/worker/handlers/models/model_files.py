@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map  # what torch.export itself shapes results with
 
-from tsx_archiver import describe_model_file
+from tsx_archiver import ArchiveError, describe_model_file
+from tsx_archiver.metadata.onnx_file import data_files
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handlers.models.compiling import compiled_ahead
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
@@ -115,6 +116,12 @@ def load_onnx(path: Path, device: torch.device) -> OnnxModel:
         import onnxruntime  # an extra
     except ModuleNotFoundError as error:
         raise LoadError(f"{path.name} is an ONNX model, which needs onnxruntime: pip install 'tsx-serve[onnx]'") from error
+    try:
+        missing = [name for name, file in data_files(path).items() if not file.is_file()]
+    except ArchiveError as error:
+        raise LoadError(error.message) from error
+    if missing:
+        raise LoadError(f"{path.name} has weights in {missing[0]}, which the archive does not contain. Pack it again with that file.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # a thread that spins takes a core from the others
