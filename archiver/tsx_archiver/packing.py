@@ -46,6 +46,7 @@ class ArchiveSpec:
     """The input of packing; the fields are the flags of torch-model-archiver (contract 3.2).
 
     `handler` is a name that comes with the server, or `path/file.py`, `path/file` or either with `:function`.
+    `model_file` is a path, or `path/file.py:Class`.
     `extra_files` is a comma list as on the command line, or a sequence of paths; patterns are expanded, a directory stands
     for its content.
     `contents` are files that exist in memory only, by their name in the archive; `files` those that have another name there.
@@ -94,7 +95,9 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
         model["serializedFile"] = members.add_file(spec.serialized_file, "serialized file")
     model["handler"] = _add_handler(spec, members)
     if spec.model_file:
-        model["modelFile"] = members.add_file(spec.model_file, "model file")
+        file, class_name = split_handler(str(spec.model_file))
+        model["modelFile"] = members.add_file(file, "model file")
+        model |= {"modelClass": class_name} if class_name else {}
     model["modelVersion"] = spec.version
     if spec.requirements_file:
         model["requirementsFile"] = members.add_file(spec.requirements_file, "requirements file")

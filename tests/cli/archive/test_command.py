@@ -200,6 +200,24 @@ def test_a_model_class_and_its_arguments_are_tried_as_well(run: Run, tmp_path: P
 
 
 @pytest.mark.usefixtures("processes")
+def test_of_several_model_classes_one_is_chosen_by_the_weights_or_by_name(run: Run, tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 1).state_dict(), tmp_path / "net.pth")
+    block = "from torch import nn\nclass Block(nn.Module):\n    def __init__(self, size): super().__init__()\n"
+    net = "class {}(nn.Linear):\n    def __init__(self): super().__init__(2, 1)\n"
+    (tmp_path / "notebook.py").write_text(block + net.format("Net"))
+    assert run("archive", "net.pth", "--model-file", "notebook.py").code == 0
+    assert "modelClass" not in manifest(tmp_path / "net.mar")
+    (tmp_path / "notebook.py").write_text(block + net.format("Net") + net.format("Twin"))
+    ended = run("archive", "net.pth", "--model-file", "notebook.py", "--force")
+    assert ended.code == 1
+    assert "the weights fit several (Net, Twin). Name one when packing: --model-file notebook.py:CLASS" in ended.err
+    assert run("archive", "net.pth", "--model-file", "notebook.py:Net", "--force").code == 0
+    assert (manifest(tmp_path / "net.mar")["modelFile"], manifest(tmp_path / "net.mar")["modelClass"]) == ("notebook.py", "Net")
+    ended = run("archive", "net.pth", "--model-file", "notebook.py:Gone", "--force")
+    assert (ended.code, "has no class Gone; its classes: Block, Net, Twin" in ended.err) == (1, True)
+
+
+@pytest.mark.usefixtures("processes")
 def test_a_model_file_called_as_a_command_is_written_with_a_dot(run: Run, tmp_path: Path) -> None:
     shutil.copy(DIGITS / "digits.pt", tmp_path / "inspect")
     assert run("archive", "./inspect").code == 0

@@ -291,6 +291,64 @@ def test_a_helper_class_beside_the_only_model_does_no_harm(start_worker: StartWo
     assert_right(start_worker(ROWS, files=files, model=FIT), net)
 
 
+BLOCK = """
+from torch import nn
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+"""
+OTHER = """
+class Other(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+"""
+BROKEN = """
+class Broken(nn.Module):
+    def __init__(self):
+        raise RuntimeError("needs a GPU")
+"""
+TWIN = "\nclass Twin(Net):\n    pass\n"
+
+
+@pytest.mark.parametrize("file", ["weights.pth", "checkpoint.pth", "weights.safetensors"])
+def test_of_several_model_classes_the_one_that_fits_the_weights_is_served(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str
+) -> None:
+    files = {file: model_bytes[file], "model.py": MODEL + BLOCK + OTHER + BROKEN}
+    assert_right(start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": "model.py"}), net)
+
+
+def test_the_class_that_the_manifest_names_is_served(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
+    files = {"weights.pth": model_bytes["weights.pth"], "model.py": MODEL + TWIN, "elsewhere.py": "from model import Net"}
+    assert_right(start_worker(ROWS, files=files, model={**FIT, "modelClass": "Twin"}), net)
+    assert_right(start_worker(ROWS, files=files, model={**FIT, "modelFile": "elsewhere.py", "modelClass": "Net"}), net)
+
+
+@pytest.mark.parametrize(
+    ("code", "model", "said"),
+    [
+        (MODEL + TWIN, FIT, "several classes (Net, Twin), and the weights fit several (Net, Twin). Name one when packing: --model-file"),
+        (
+            BLOCK + OTHER + BROKEN,
+            FIT,
+            "the weights fit none of them (Block: TypeError: Block.__init__() missing 1 required positional argument: 'width'; "
+            "Broken: RuntimeError: needs a GPU; Other: LoadError: weights.pth does not fit Other: 2 missing keys",
+        ),
+        (MODEL + TWIN, {"modelFile": "model.py"}, "there are no weights to choose by. Name one when packing: --model-file model.py:CLASS"),
+        (MODEL + TWIN, {**FIT, "modelClass": "Gone"}, "model.py has no class Gone; its classes: Net, Twin. Name one of them."),
+        (MODEL + BLOCK, {**FIT, "modelClass": "Block"}, "Class Block of model.py cannot be created with no arguments"),
+    ],
+)
+def test_a_model_class_that_cannot_be_chosen_is_explained(
+    start_worker: StartWorker, model_bytes: dict[str, bytes], code: str, model: dict[str, str], said: str
+) -> None:
+    worker = start_worker(ROWS, files={"weights.pth": model_bytes["weights.pth"], "model.py": code}, model=model)
+    assert not worker.loaded
+    assert said in worker.report["message"]
+
+
 @pytest.mark.parametrize(
     ("file", "said"),
     [

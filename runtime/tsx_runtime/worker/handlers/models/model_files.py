@@ -29,6 +29,7 @@ def load_model_file(
     weights_only: bool = True,
     compile_ahead: bool = False,
     init_args: Mapping[str, Any] = NO_ARGUMENTS,
+    class_name: str | None = None,
 ) -> Any:
     """The kind is detected by the bytes, not by the name. On the CPU the weights share the file's pages with other workers."""
     if not path.is_file():
@@ -48,7 +49,8 @@ def load_model_file(
         problem = file.problem or f"{path.name} is not a known kind of model."
         raise LoadError(f"{problem} Pack the archive again with a valid file.")
     if model_file is not None:
-        return load_eager(model_file, path, weights_only=weights_only, init_args=init_args).to(device).eval()
+        model = load_eager(model_file, path, weights_only=weights_only, init_args=init_args, class_name=class_name)
+        return model.to(device).eval()
     if file.whole_object is not None and not weights_only:
         model = read_weights(path, weights_only=False)
         if isinstance(model, nn.Module):
