@@ -10,6 +10,7 @@ from pathlib import Path
 from tsx_archiver import BUILTIN_HANDLERS, DEFAULT_VERSION, ArchiveSpec, Manifest, ModelFile, default_model_name, describe_model_file
 from tsx_archiver.limits import human
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
+from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
 from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import INDEX_TO_NAME
@@ -92,6 +93,8 @@ def kind_in_words(model: ModelFile) -> str:
 
 def kind_of_directory(manifest: Manifest) -> str:
     """Of a model that is no single file."""
+    if MLFLOW_KEY in manifest.data:
+        return "MLflow model"
     return "Hugging Face model" if MANIFEST_KEY in manifest.data else "code only"
 
 
