@@ -110,15 +110,15 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
         members.add(planned_file(name, path), str(path))
     for name, content in spec.contents.items():
         members.add(PlannedMember(name, content, len(content)), f"contents {name}")
-    for member in members.sorted():
-        if isinstance(member.source, Path) and (member.name.endswith(".onnx") or member.name == model.get("serializedFile")):
-            _add_data_files(member.name, member.source, members)
+    for name, source, _ in members.sorted():
+        if isinstance(source, Path) and (name.endswith(".onnx") or name == model.get("serializedFile")):
+            _add_data_files(name, source, members)
     manifest = {"createdOn": created_on(), "runtime": spec.runtime, "model": model}
     return PackingPlan(spec.model_name, members.sorted(), _merged(manifest, spec.extra_manifest))
 
 
 def _add_data_files(model: str, path: Path, members: Members) -> None:
-    """Add the files that hold the weights of an ONNX model, unless the archive has others under their names."""
+    """Add the files that hold an ONNX model's weights, unless others have their names."""
     for location, file in data_files(path).items():
         name = (PurePosixPath(model).parent / location).as_posix()
         if name not in members:

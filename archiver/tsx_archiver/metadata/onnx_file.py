@@ -14,10 +14,23 @@ from tsx_archiver.names import is_inside, normal, path_fault, shown
 _GRAPH = 7
 _OPSET_IMPORT = 8
 # field number -> wire type, of onnx.ModelProto (onnx/onnx.proto)
-_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, _GRAPH: 2, _OPSET_IMPORT: 2, 14: 2, 20: 2, 25: 2, 26: 2}
+_FIELDS = {
+    1: 0,
+    2: 2,
+    3: 2,
+    4: 2,
+    5: 0,
+    6: 2,
+    _GRAPH: 2,
+    _OPSET_IMPORT: 2,
+    14: 2,
+    20: 2,
+    25: 2,
+    26: 2,
+}
 _MAX_FIELDS = 100_000
 
-# For each message of onnx.proto, the fields through which a tensor, and then the names of its files, are reached.
+# For each message of onnx.proto, the fields that lead to tensors and to the names of their files.
 _PARTS = {
     "ModelProto": {_GRAPH: "GraphProto", 25: "FunctionProto"},
     "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
@@ -85,21 +98,22 @@ def _varint(file: BinaryIO | mmap) -> int | None:
 
 
 def data_files(path: Path) -> dict[str, Path]:
-    """Find the files that hold the weights of an ONNX model, by their names relative to its directory.
+    """Find the files that hold the weights of an ONNX model, by their names relative to it.
 
-    The files may be missing, and a model of another kind has none. Raises UnsafePath for a file outside the model's directory,
-    and CorruptMember.
+    The files may be missing, and a model of another kind has none. Raises UnsafePath for a file
+    outside the model's directory, and CorruptMember.
     """
     with path.open("rb") as file:
         if look_at_onnx(file, file.seek(0, 2)) is not Onnx.WHOLE:
             return {}
-        with mmap(file.fileno(), 0, access=ACCESS_READ) as content:  # A file's own `tell` is a system call.
+        # A file's own `tell` is a system call, which would take most of the time.
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
             locations = set(_locations(content, path.name))
-    files = {}
+    files, directories = {}, (path.parent, path.resolve().parent)
     for location in sorted(locations):
         file_path = path.parent / location
         fault = path_fault(location)
-        if fault is None and not any(is_inside(file_path, directory) for directory in (path.parent, path.resolve().parent)):
+        if not fault and not any(is_inside(file_path, directory) for directory in directories):
             fault = "it leads out of the model's directory"
         if fault:
             raise UnsafePath(
@@ -111,7 +125,7 @@ def data_files(path: Path) -> dict[str, Path]:
 
 
 def _locations(file: mmap, name: str) -> Iterator[str]:
-    """Yield the `location` of each tensor that lies in another file: of the graph, its subgraphs and its functions."""
+    """Yield the `location` of each tensor that lies in another file."""
     messages = [("ModelProto", 0, len(file))]
     while messages:
         message, start, end = messages.pop()

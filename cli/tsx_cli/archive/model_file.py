@@ -27,7 +27,8 @@ KINDS = {
 }
 NOT_SERVED = ("vllm_handler", "trt_llm_handler")  # of the handlers that TorchServe brings
 NEEDS_MODEL_FILE = ("eager", "safetensors")
-SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.|\.index\.json$")  # as save_pretrained names the files of large weights
+# The names that save_pretrained gives to the files of large weights.
+SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.|\.index\.json$")
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ def check(model: ModelFile, parts: HandlerFiles) -> None:
         return
     if SHARD.search(model.path.name):
         raise UsageError(
-            f"{model.path} is one of several files that hold the weights together; name the directory that save_pretrained wrote, "
-            "or save all weights in one file"
+            f"{model.path} is one of several files that hold the weights together; "
+            "name the directory that save_pretrained wrote, or save all weights in one file"
         )
     if model.problem is not None:
         raise CliError(model.problem)

@@ -1,4 +1,4 @@
-"""Decides what a path given to a command is: a model of Hugging Face or MLflow, an archive, or a bare model file."""
+"""Decides what a command's path is: a model of Hugging Face or MLflow, an archive, or a file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SourceKind: TypeAlias = Literal["Hugging Face", "MLflow", "archive", "file"]
 
 
 def source_kind(path: Path) -> SourceKind:
-    """Decide by the content of a directory, and by the name of anything else: `hf:` and MLflow's URIs are models of theirs."""
+    """Decide by the content of a directory, and by the name of anything else, URIs included."""
     if is_pretrained(path):
         return "Hugging Face"
     if is_mlflow(path):
@@ -27,4 +27,5 @@ def require_packed(path: Path) -> None:
     """Refuse a model that a command takes only as an archive. Raises UsageError."""
     kind = source_kind(path)
     if kind in ("Hugging Face", "MLflow"):
-        raise UsageError(f"'{path}' is a model of {kind}, and an archive is needed here: tsx archive {shlex.quote(str(path))}")
+        command = f"tsx archive {shlex.quote(str(path))}"
+        raise UsageError(f"'{path}' is a model of {kind}, and an archive is needed here: {command}")

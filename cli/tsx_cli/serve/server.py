@@ -119,7 +119,10 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
 def find_model(
     name: str | None, path: Path, parts: HandlerFiles, stack: ExitStack, huggingface: HuggingFaceOptions = NONE_OF_THEM
 ) -> StartModel:
-    """Find out how to serve a path. What is no archive becomes a directory like an unpacked one, which `stack` removes."""
+    """Find out how to serve a path.
+
+    What is no archive becomes a directory like an unpacked one, which `stack` removes.
+    """
     kind = source_kind(path)
     if kind == "archive":
         return start_model(path, name)
@@ -136,25 +139,27 @@ def find_model(
     return replace(start, order=replace(start.order, url=url))
 
 
-def locate(word: str, what: str, store: Path | None) -> tuple[str | None, Path]:
+def locate(argument: str, store_name: str, store: Path | None) -> tuple[str | None, Path]:
     """Return the name and the path of `[NAME=]FILE`: of the working directory, else of the store.
 
     A directory that is no model does not hide a file or directory of the store.
     """
-    name, path = _split(word)
+    name, path = _split(argument)
     if is_hub(str(path)) or is_uri(path):
         return name, path
-    in_store = [] if store is None else [file for file in (store / path, store / f"{path}.mar") if file.exists()]
-    if path.exists() and not (in_store and path.is_dir() and source_kind(path) == "archive" and not _is_unpacked(path)):
+    candidates = () if store is None else (store / path, store / f"{path}.mar")
+    stored = next((file for file in candidates if file.exists()), None)
+    if path.exists() and (stored is None or not path.is_dir() or _is_model(path)):
         return name, path
-    if in_store:
-        return name, in_store[0]
-    beside = f", nor in the {what} '{store}'" if store else ""
+    if stored is not None:
+        return name, stored
+    beside = f", nor in the {store_name} '{store}'" if store else ""
     raise CliError(f"there is no file '{path}'{beside}; name an archive, a model directory or a model file")
 
 
-def _is_unpacked(directory: Path) -> bool:
-    return any((model_root(directory) / name).is_dir() for name in MANIFEST_DIRECTORIES)
+def _is_model(directory: Path) -> bool:
+    manifests = (model_root(directory) / name for name in MANIFEST_DIRECTORIES)
+    return source_kind(directory) != "archive" or any(path.is_dir() for path in manifests)
 
 
 def run_server(

@@ -34,7 +34,9 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-def test_each_file_that_a_model_names_is_packed_under_the_path_that_the_model_expects(tmp_path: Path) -> None:
+def test_each_file_that_a_model_names_is_packed_under_the_path_that_the_model_expects(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "lin.onnx", model(*(external(location) for location in LOCATIONS)))
     for location in LOCATIONS:
         (tmp_path / location).parent.mkdir(exist_ok=True)
@@ -62,13 +64,18 @@ def test_a_model_among_the_extra_files_brings_its_weights(tmp_path: Path) -> Non
             assert (opened.directory / name).read_text() == "weights"
 
 
-def test_a_missing_file_is_an_error_by_name_unless_an_extra_file_replaces_it(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error_by_name_unless_an_extra_file_replaces_it(
+    tmp_path: Path,
+) -> None:
     path = write(tmp_path / "lin.onnx", model(external("lin.onnx.data")))
     with pytest.raises(InputMissing, match=r"lin\.onnx has weights in lin\.onnx\.data, but .* does not exist"):
         write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path)
     (tmp_path / "moved").mkdir()
     (tmp_path / "moved" / "lin.onnx.data").write_text("moved")
-    archive = write_archive(ArchiveSpec("m", "base_handler", serialized_file=path, extra_files=[tmp_path / "moved"]), tmp_path)
+    archive = write_archive(
+        ArchiveSpec("m", "base_handler", serialized_file=path, extra_files=[tmp_path / "moved"]),
+        tmp_path,
+    )
     with open_archive(archive, cache=tmp_path / "cache") as opened:
         assert (opened.directory / "lin.onnx.data").read_text() == "moved"
 
@@ -85,7 +92,9 @@ def test_a_file_outside_the_models_directory_is_refused(tmp_path: Path, location
         write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path)
 
 
-def test_links_of_a_cache_that_holds_model_and_weights_in_one_directory_are_followed(tmp_path: Path) -> None:
+def test_links_of_a_cache_that_holds_model_and_weights_in_one_directory_are_followed(
+    tmp_path: Path,
+) -> None:
     for directory in ("blobs", "snapshots"):
         (tmp_path / directory).mkdir()
     write(tmp_path / "blobs" / "aa", model(external("model.onnx_data")))
@@ -136,7 +145,10 @@ def test_a_model_that_is_damaged_inside_is_refused(tmp_path: Path) -> None:
     content = whole.SerializeToString()
     graph = whole.graph.SerializeToString()
     path = tmp_path / "m.onnx"
-    for inner in (b"\x0b" + graph[1:], graph[:1] + b"\xff\x7f" + graph[3:]):  # an unknown wire type, a length beyond the end
+    for inner in (
+        b"\x0b" + graph[1:],
+        graph[:1] + b"\xff\x7f" + graph[3:],
+    ):  # an unknown wire type, a length beyond the end
         path.write_bytes(content.replace(graph, inner))
         with pytest.raises(CorruptMember, match=r"m\.onnx is a damaged ONNX model"):
             data_files(path)

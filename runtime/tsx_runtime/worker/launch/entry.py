@@ -68,9 +68,10 @@ def put_first(packages: str) -> None:
 
 
 def import_code(answer: Connection, directory: Path, handler: str | None, model: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Import a model's code as `run` would; of several model classes, find the one that the weights fit.
+    """Import a model's code as `run` would.
 
-    `model` is that of the manifest. Sends what is wrong (`missing`: a module), or None.
+    Of several model classes, the one that the weights fit is chosen. `model` is that of the
+    manifest. Sends what is wrong (`missing`: a module), or None.
     """
     from tsx_runtime.worker.exceptions import LoadError  # these, and torch, in this process alone
     from tsx_runtime.worker.handler_api import loader, modules, ts_shim

@@ -13,7 +13,8 @@ from tsx_runtime.worker.handler_api.context import Context
 def model_in(context: Context) -> tuple[Path, MLmodel]:
     """The model's directory in the archive, and its description. Raises LoadError."""
     archived = Path(context.system_properties["model_dir"]) / DIRECTORY
-    directory = (archived / FILE).resolve().parent  # `tsx serve DIRECTORY` links the files, and MLflow follows no link out of its own.
+    # `tsx serve DIRECTORY` links the files, and MLflow refuses links out of its directory.
+    directory = (archived / FILE).resolve().parent
     if not (directory / FILE).is_file():
         raise LoadError(f"The archive has no {DIRECTORY}/{FILE}. Pack the model with `tsx archive models:/NAME/VERSION`.")
     try:

@@ -31,9 +31,10 @@ def load_eager(
     init_args: Mapping[str, Any] = NO_ARGUMENTS,
     class_name: str | None = None,
 ) -> nn.Module:
-    """On the CPU, its weights mapped from the file rather than copied. Without `weights`, the model as its class makes it.
+    """Load a model on the CPU, its weights mapped from the file rather than copied.
 
-    Of several classes, the only one that the weights fit is used.
+    Without `weights`, it is as its class makes it. Of several classes, the only one that the
+    weights fit is used.
     """
     state = None
     if weights is not None:
@@ -62,20 +63,25 @@ def load_eager(
             fitting.append(load(kind, kind.__name__))
         except Exception as error:  # the boundary to a user's code
             faults.append(f"{kind.__name__}: {in_words(error)[:MAX_FAULT]}")
-    if len(fitting) == 1:
-        logger.info("of the classes in %s, the weights fit only %s", model_file.name, type(fitting[0]).__name__)
-        return fitting[0]
     names = ", ".join(type(model).__name__ for model in fitting)
-    fit = f"the weights fit several ({names})" if fitting else f"the weights fit none of them ({'; '.join(faults)})"
+    if len(fitting) == 1:
+        logger.info("of the classes in %s, the weights fit only %s", model_file.name, names)
+        return fitting[0]
+    if weights is None:
+        reason = "there are no weights to choose by"
+    elif fitting:
+        reason = f"the weights fit several ({names})"
+    else:
+        reason = f"the weights fit none of them ({'; '.join(faults)})"
     raise LoadError(
-        f"The model file {model_file.name} defines several classes ({', '.join(kind.__name__ for kind in kinds)}), and "
-        f"{fit if weights is not None else 'there are no weights to choose by'}. "
+        f"The model file {model_file.name} defines several classes "
+        f"({', '.join(kind.__name__ for kind in kinds)}), and {reason}. "
         f"Name one when packing: --model-file {model_file.name}:CLASS."
     )
 
 
 def check_class(model_file: Path, weights: Path | None, config: Mapping[str, Any], class_name: str | None) -> None:
-    """Check that a model can be made from the file and model-config.yaml; weights are read only to choose among classes."""
+    """Check that a model can be made; weights are read only to choose among several classes."""
     kinds, init_args = model_classes(model_file, class_name), config.get("init_args") or {}
     if len(kinds) == 1:
         check_arguments(kinds[0], init_args, model_file.name)
@@ -105,7 +111,7 @@ def state_dicts(given: Mapping[str, Any]) -> list[str]:
 
 
 def model_classes(model_file: Path, class_name: str | None) -> list[type]:
-    """Return the class of that name, or else those of the file's own classes that may be the model."""
+    """Return the class of that name, else the file's own classes that may be the model."""
     if not model_file.is_file():
         raise LoadError(f"The model file {model_file.name} is not in the archive. Name it with --model-file when packing.")
     module = import_file(model_file, "The model file")
