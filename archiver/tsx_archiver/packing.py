@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from tsx_archiver.errors import CannotPack, DuplicateInput, InputMissing, InvalidConfig, InvalidModelName
@@ -16,6 +16,7 @@ from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, split_handler
 from tsx_archiver.metadata.mlmodel import PYFUNC, PYTORCH
 from tsx_archiver.metadata.modelconfig import check_model_config
+from tsx_archiver.metadata.onnx_file import data_files
 from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, collision_key, is_model_name, path_fault, shown
 
 BUILTIN_HANDLERS = (
@@ -45,6 +46,7 @@ class ArchiveSpec:
     """The input of packing; the fields are the flags of torch-model-archiver (contract 3.2).
 
     `handler` is a name that comes with the server, or `path/file.py`, `path/file` or either with `:function`.
+    `model_file` is a path, or `path/file.py:Class`.
     `extra_files` is a comma list as on the command line, or a sequence of paths; patterns are expanded, a directory stands
     for its content.
     `contents` are files that exist in memory only, by their name in the archive; `files` those that have another name there.
@@ -93,7 +95,9 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
         model["serializedFile"] = members.add_file(spec.serialized_file, "serialized file")
     model["handler"] = _add_handler(spec, members)
     if spec.model_file:
-        model["modelFile"] = members.add_file(spec.model_file, "model file")
+        file, class_name = split_handler(str(spec.model_file))
+        model["modelFile"] = members.add_file(file, "model file")
+        model |= {"modelClass": class_name} if class_name else {}
     model["modelVersion"] = spec.version
     if spec.requirements_file:
         model["requirementsFile"] = members.add_file(spec.requirements_file, "requirements file")
@@ -106,8 +110,21 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
         members.add(planned_file(name, path), str(path))
     for name, content in spec.contents.items():
         members.add(PlannedMember(name, content, len(content)), f"contents {name}")
+    for name, source, _ in members.sorted():
+        if isinstance(source, Path) and (name.endswith(".onnx") or name == model.get("serializedFile")):
+            _add_data_files(name, source, members)
     manifest = {"createdOn": created_on(), "runtime": spec.runtime, "model": model}
     return PackingPlan(spec.model_name, members.sorted(), _merged(manifest, spec.extra_manifest))
+
+
+def _add_data_files(model: str, path: Path, members: Members) -> None:
+    """Add the files that hold an ONNX model's weights, unless others have their names."""
+    for location, file in data_files(path).items():
+        name = (PurePosixPath(model).parent / location).as_posix()
+        if name not in members:
+            if not file.exists():
+                raise InputMissing(f"{path} has weights in {location}, but {file} does not exist. Copy that file there as well.")
+            members.add(planned_file(name, file), str(file))
 
 
 class Members:
@@ -130,6 +147,9 @@ class Members:
             self._members[key] = (member, origin)
         elif not _same_file(twin[0].source, member.source):
             raise DuplicateInput(f"{twin[1]} and {origin} would both be {member.name} in the archive. Rename one of them.")
+
+    def __contains__(self, name: str) -> bool:
+        return collision_key(name) in self._members
 
     def add_file(self, path: Path | str, what: str) -> str:
         path = Path(path)

@@ -21,7 +21,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="torch-model-archiver", description="Torch Model Archiver Tool")
     parser.add_argument("--model-name", required=True, help="name of the model; the archive is called <name>.mar")
     parser.add_argument("--serialized-file", help="weights (.pt, .pth, .safetensors), a TorchScript, .pt2 or .onnx file")
-    parser.add_argument("--model-file", help="Python file with the model's class; needed for weights (eager mode)")
+    parser.add_argument("--model-file", help="Python file with the model's class, or file.py:Class; needed for weights")
     parser.add_argument("--handler", required=True, help=f"Python file, file.py:function, or one of {', '.join(BUILTIN_HANDLERS)}")
     parser.add_argument("--extra-files", help="comma-separated files, patterns and directories; a directory's content is packed")
     parser.add_argument("--runtime", choices=RUNTIMES, default="python", help="language of the handler (default: python)")

@@ -235,3 +235,9 @@ def test_both_refuse_with_the_same_exit_code(inputs: Path, peer_bin: Path, flags
     except SystemExit as ended:
         ours = int(str(ended.code))
     assert ours == theirs.returncode != 0
+
+
+def test_a_class_of_the_model_file_is_named_as_a_function_of_the_handler_is(inputs: Path) -> None:
+    assert main([*REQUIRED, "--model-file", "./model.py:Tiny"]) == 0
+    model = manifest_of(inputs / "tiny.mar")["model"]
+    assert (model["modelFile"], model["modelClass"]) == ("model.py", "Tiny")

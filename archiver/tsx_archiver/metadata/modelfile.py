@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import json
 import pickletools
 import stat
@@ -15,13 +14,9 @@ from typing import BinaryIO, Literal, TypeAlias
 from tsx_archiver.containers.zip import directory_size
 from tsx_archiver.errors import InputMissing
 from tsx_archiver.limits import MIB
+from tsx_archiver.metadata.onnx_file import Onnx, look_at_onnx
 from tsx_archiver.names import shown
 
-_GRAPH = 7
-_OPSET_IMPORT = 8
-# field number -> wire type, of onnx.ModelProto (onnx/onnx.proto)
-_FIELDS = {1: 0, 2: 2, 3: 2, 4: 2, 5: 0, 6: 2, _GRAPH: 2, _OPSET_IMPORT: 2, 14: 2, 20: 2, 25: 2, 26: 2}
-_MAX_FIELDS = 100_000
 Kind: TypeAlias = Literal["eager", "torchscript", "exported", "aotinductor", "onnx", "safetensors", "unknown"]
 
 _LEGACY_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
@@ -246,49 +241,3 @@ def _safetensors(file: BinaryIO, path: Path, size: int) -> ModelFile:
     if size < 8 + length + max(ends, default=0):
         return _broken(path, size, cut_short)
     return ModelFile(path, "safetensors", size, f"{len(ends)} tensor{'' if len(ends) == 1 else 's'}")
-
-
-class Onnx(enum.Enum):
-    WHOLE = "whole"
-    TRUNCATED = "truncated"
-    NOT = "not"
-
-
-def look_at_onnx(file: BinaryIO, size: int) -> Onnx:
-    """Walk over the fields of the message, skipping their contents.
-
-    Detects ONNX files, which have no magic number: the whole file must be a protobuf message with the fields of ModelProto.
-    """
-    file.seek(0)
-    seen: set[int] = set()
-    for _ in range(_MAX_FIELDS):
-        at = file.tell()
-        if at == size:
-            return Onnx.WHOLE if {_GRAPH, _OPSET_IMPORT} <= seen else Onnx.NOT
-        tag = _varint(file)
-        if tag is None:
-            return Onnx.TRUNCATED if seen else Onnx.NOT
-        number, wire = tag >> 3, tag & 7
-        if _FIELDS.get(number) != wire:
-            return Onnx.NOT
-        value = _varint(file)
-        if value is None:
-            return Onnx.TRUNCATED
-        if wire == 2:
-            if file.tell() + value > size:
-                return Onnx.TRUNCATED
-            file.seek(value, 1)
-        seen.add(number)
-    return Onnx.NOT
-
-
-def _varint(file: BinaryIO) -> int | None:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = file.read(1)
-        if not byte:
-            return None
-        value |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return value
-    return None

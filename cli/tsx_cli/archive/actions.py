@@ -24,18 +24,20 @@ from tsx_archiver.metadata.huggingface import MANIFEST_KEY as HUGGINGFACE_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY
 from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.storage.cache import Cache
-from tsx_cli.archive.huggingface import is_pretrained, name_of
-from tsx_cli.archive.mlflow import default_name, is_mlflow
+from tsx_cli.archive.huggingface import name_of
+from tsx_cli.archive.mlflow import default_name
 from tsx_cli.archive.model_file import kind_in_words, kind_of_directory
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, pack
+from tsx_cli.archive.source import source_kind
 from tsx_cli.common.failure import FAILED, CliError, UsageError
-from tsx_cli.common.inputs import is_archive
 from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import print_json, print_table
 from tsx_runtime.core.models.benchmark_record import FILE as MEASURED
 from tsx_runtime.core.models.benchmark_record import LARGEST as MOST_MEASURED
 from tsx_runtime.core.models.benchmark_record import parse_measured
 from tsx_runtime.shared.log_format import escaped
+
+_NAMES = {"Hugging Face": name_of, "MLflow": default_name}
 
 
 def pack_files(files: Sequence[Path], order: Packing, check_it: bool, tolerance: float, as_json: bool) -> None:
@@ -57,8 +59,8 @@ def _check_names(paths: Sequence[Path | None], name: str | None) -> None:
         raise UsageError(f"--name {name} can name only one archive, but {len(paths)} files are given")
     seen: dict[str, Path] = {}
     for path in paths:
-        if path is not None and not _is_archive(path):
-            named = name_of(path) if is_pretrained(path) else default_name(path) if is_mlflow(path) else default_model_name(path)
+        if path is not None and source_kind(path) != "archive":
+            named = _NAMES.get(source_kind(path), default_model_name)(path)
             twin = seen.setdefault(named, path)
             if twin is not path:
                 raise UsageError(f"'{twin}' and '{path}' would both be named {named}; pack them one by one with --name")
@@ -66,7 +68,7 @@ def _check_names(paths: Sequence[Path | None], name: str | None) -> None:
 
 def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, quiet: bool) -> Packed:
     """One file of the command line: packed, checked, or both."""
-    if path is not None and _is_archive(path):
+    if path is not None and source_kind(path) == "archive":
         if not check_it and path.is_dir() and not (path / MANIFEST_PATH).is_file():
             text = (
                 f"'{path}' has neither the config.json of Hugging Face's save_pretrained nor the MLmodel of MLflow, so it cannot be packed"
@@ -79,10 +81,6 @@ def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, 
         return check(Packed(str(path)), order.samples, tolerance, trust_remote_code=order.huggingface.trust_remote_code, quiet=quiet)
     packed = pack(path, order, quiet=quiet)
     return check(packed, [], tolerance, trust_remote_code=order.huggingface.trust_remote_code, quiet=quiet) if check_it else packed
-
-
-def _is_archive(path: Path) -> bool:
-    return is_archive(path) and not is_mlflow(path) and not is_pretrained(path)
 
 
 def inspect(file: Path, as_json: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, load_model_config
+from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, ModelConfig, load_model_config
 from tsx_archiver.packing import PlannedMember, plan_archive
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.common.failure import CliError
@@ -23,16 +23,16 @@ def check_code(spec: ArchiveSpec, *, import_it: bool) -> list[str]:
     """Lines that say what was imported. Raises CliError for code that cannot be, and ArchiveError."""
     plan = plan_archive(spec, warn=lambda text: None)
     handler = None if spec.handler in BUILTIN_HANDLERS else str(plan.manifest["model"]["handler"])
-    model_file = plan.manifest["model"].get("modelFile")
-    names = [name for name in (handler and handler.partition(":")[0], model_file) if name]
+    model = plan.manifest["model"]
+    names = [name for name in (handler and handler.partition(":")[0], model.get("modelFile")) if name]
     for member in plan.members:
         if member.name in names:
             _compile(member)
     if not import_it or not names:
         return []
-    init_args = (load_model_config(Path(spec.config_file))[0].init_args if spec.config_file else None) or {}
+    config = load_model_config(Path(spec.config_file))[0] if spec.config_file else ModelConfig()
     with as_directory(plan) as directory:
-        fault = _in_a_process(directory, handler, model_file, init_args)
+        fault = _in_a_process(directory, handler, model, config.raw | {"init_args": config.init_args})
     if fault is None:
         return [f"imported {' and '.join(names)}"]
     if "waits" in fault or ("missing" in fault and spec.requirements_file):
@@ -49,14 +49,14 @@ def _compile(member: PlannedMember) -> None:
         raise CliError(f"{member.source!s} is not valid Python{where}. Correct it and pack again.") from error
 
 
-def _in_a_process(directory: Path, handler: str | None, model_file: str | None, init_args: Mapping[str, Any]) -> dict[str, str] | None:
+def _in_a_process(directory: Path, handler: str | None, model: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str] | None:
     """What is wrong, if anything is."""
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     answer, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=import_code, args=(theirs, directory, handler, model_file, init_args))  # type: ignore[attr-defined]  # typeshed has it in the kinds of contexts only
+    process = context.Process(target=import_code, args=(theirs, directory, handler, model, config))  # type: ignore[attr-defined]  # typeshed has it in the kinds of contexts only
     process.start()
     theirs.close()
-    code = f"The import of {handler or model_file}"
+    code = f"The import of {handler or model['modelFile']}"
     try:
         if not answer.poll(TIMEOUT):
             return {

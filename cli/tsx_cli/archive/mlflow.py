@@ -49,7 +49,7 @@ def mlflow_spec(
     """
     with TemporaryDirectory(prefix="tsx-mlflow-", dir=temporary_place()) as made:
         place = Path(made)
-        origin: dict[str, Any] = {"name": default_name(path), "source": path.name}
+        origin: dict[str, Any] = {"name": default_name(path), "source": path.absolute().name}
         directory = path
         if is_uri(path):
             directory, found = _downloaded(str(path), tracking_uri, place / "download")

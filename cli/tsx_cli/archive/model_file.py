@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from tsx_archiver import BUILTIN_HANDLERS, DEFAULT_VERSION, ArchiveSpec, Manifest, ModelFile, default_model_name, describe_model_file
 from tsx_archiver.limits import human
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
+from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
 from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import INDEX_TO_NAME
@@ -25,6 +27,8 @@ KINDS = {
 }
 NOT_SERVED = ("vllm_handler", "trt_llm_handler")  # of the handlers that TorchServe brings
 NEEDS_MODEL_FILE = ("eager", "safetensors")
+# The names that save_pretrained gives to the files of large weights.
+SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.|\.index\.json$")
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,8 @@ def kind_in_words(model: ModelFile) -> str:
 
 def kind_of_directory(manifest: Manifest) -> str:
     """Of a model that is no single file."""
+    if MLFLOW_KEY in manifest.data:
+        return "MLflow model"
     return "Hugging Face model" if MANIFEST_KEY in manifest.data else "code only"
 
 
@@ -99,6 +105,11 @@ def check(model: ModelFile, parts: HandlerFiles) -> None:
         raise CliError(model.problem)
     if parts.own_handler:
         return
+    if SHARD.search(model.path.name):
+        raise UsageError(
+            f"{model.path} is one of several files that hold the weights together; "
+            "name the directory that save_pretrained wrote, or save all weights in one file"
+        )
     if model.problem is not None:
         raise CliError(model.problem)
     if model.whole_object is not None:

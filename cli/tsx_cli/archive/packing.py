@@ -15,10 +15,11 @@ from tsx_archiver import ArchiveSpec, Format, write_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.limits import human
 from tsx_archiver.progress import progress_bar
-from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec, is_pretrained
+from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.importing import check_code
-from tsx_cli.archive.mlflow import is_mlflow, is_uri, mlflow_spec
+from tsx_cli.archive.mlflow import is_uri, mlflow_spec
 from tsx_cli.archive.model_file import DEFAULT_HANDLER, HandlerFiles, work_out
+from tsx_cli.archive.source import source_kind
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
@@ -88,13 +89,14 @@ def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
     """Write the archive. Raises `CliError` and `ArchiveError`."""
     if order.tracking_uri is not None and (path is None or not is_uri(path)):
         raise UsageError("--tracking-uri is the server of models:/NAME/VERSION and runs:/ID/PATH; remove it for a file or a directory")
-    if path is not None and is_pretrained(path):
+    kind = None if path is None else source_kind(path)
+    if path is not None and kind == "Hugging Face":
         spec, notes = huggingface_spec(path, order.huggingface, order.name, order.version, order.parts.handler, quiet=quiet)
         spec = replace(spec, extra_files=order.parts.extra_files, model_file=order.parts.model_file)
         return _pack(spec, notes, order, quiet=quiet)
     if order.huggingface.given:
         raise UsageError(f"{order.huggingface.given}: only a Hugging Face model takes that, and {path} is none; remove it")
-    if path is None or not is_mlflow(path):
+    if path is None or kind != "MLflow":
         spec, notes = work_out(path, order.parts, name=order.name, version=order.version)
         return _pack(spec, notes, order, quiet=quiet)
     own = order.requirements_file is None

@@ -15,6 +15,7 @@ import typer
 
 from tsx_archiver import open_archive
 from tsx_archiver.quantities import parse_share
+from tsx_cli.archive.source import require_packed
 from tsx_cli.batch.journal import BatchJournal
 from tsx_cli.batch.local import open_local
 from tsx_cli.batch.precomputed import is_jobs_store, open_precomputed
@@ -64,6 +65,7 @@ class Options(NamedTuple):
 
 def run_command(options: Options, settings: Settings) -> None:
     """Raises CliError, TsxError, ArchiveError; typer.Exit where it was stopped."""
+    require_packed(options.model)
     price = None if options.price_per_hour is None else finite(options.price_per_hour, "--price-per-hour")
     max_errors = parse_max_errors(options.max_errors)
     if options.as_json and options.output == STDIN:

@@ -30,7 +30,8 @@ Handler = Annotated[
     typer.Option("--handler", metavar="NAME|FILE.py[:FUNCTION]", help="Handler: a built-in one, or your own file."),
 ]
 ModelFile = Annotated[
-    Path | None, typer.Option("--model-file", help="Python file with the model's class, for a file that contains only weights.")
+    Path | None,
+    typer.Option("--model-file", metavar="FILE[:CLASS]", help="Python file with the model's class, for a file that contains only weights."),
 ]
 ExtraFiles = Annotated[
     list[str] | None, typer.Option("--extra-files", metavar="FILE,...", help="Other files the handler needs; may be repeated.")

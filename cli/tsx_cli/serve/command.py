@@ -19,7 +19,8 @@ def serve_command(
         list[str] | None,
         typer.Argument(
             metavar="[NAME=]FILE...",
-            help="Archives of models or workflows, model directories, model files; file names in the stores; or hf:ORG/NAME@REVISION.",
+            help="Archives of models or workflows, directories of models (MLflow's and Hugging Face's as well), model files; "
+            "file names in the stores; hf:ORG/NAME@REVISION; or models:/NAME/VERSION.",
         ),
     ] = None,
     handler: Handler = None,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,16 @@ from rich.console import Console
 from tsx_archiver import plan_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
+from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
+from tsx_archiver.names import MANIFEST_DIRECTORIES
+from tsx_archiver.opening import model_root
 from tsx_cli.archive.directory import as_directory
-from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec, is_pretrained
+from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
+from tsx_cli.archive.mlflow import is_uri, mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, work_out
+from tsx_cli.archive.source import source_kind
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.inputs import is_archive, is_workflow
+from tsx_cli.common.inputs import is_workflow
 from tsx_cli.common.output import one_line
 from tsx_cli.serve.startup_page import overwrite, progress_line, show
 from tsx_runtime.core.placement.devices import gpu_count
@@ -26,6 +31,7 @@ from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.nonblocking_output import keep_going
 from tsx_runtime.shared.redaction import redacted
+from tsx_runtime.sources.hub import is_hub
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.server.server import DEFAULT_OPTIONS, RunningServer, ServeOptions, serve
 from tsx_runtime.targets.server.startup import (
@@ -53,21 +59,22 @@ def serve_words(
     if chosen.get("device_type") == "gpu" and not gpu_count():
         raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit --device to run on the CPU")
     of_workflows = [word for word in words if is_workflow(_split(word)[1])]
-    of_models = [word for word in words if word not in of_workflows]
-    if parts.given and all(is_archive(_split(word)[1]) or is_pretrained(_split(word)[1]) for word in of_models):
+    of_models = [locate(word, "model store", settings.model_store) for word in words if word not in of_workflows]
+    kinds = {source_kind(path) for _, path in of_models}
+    if parts.given and "file" not in kinds:
         raise UsageError("--handler, --model-file and --extra-files apply to bare model files; archives and directories have their own")
-    if huggingface.given and not (of_models and all(is_pretrained(_split(word)[1]) for word in of_models)):
+    if huggingface.given and kinds != {"Hugging Face"}:
         raise UsageError(f"{huggingface.given}: only directories of Hugging Face models, and models of the Hub, take that; remove it")
     if huggingface.trust_remote_code and not of_models:
         raise UsageError("--trust-remote-code is for the models that are named; for others, name them in the setting trust_remote_code")
     with ExitStack() as stack:
-        starts = [find_model(word, settings, parts, stack, huggingface) for word in of_models] or models_from_settings(settings)
+        starts = [find_model(name, path, parts, stack, huggingface) for name, path in of_models] or models_from_settings(settings)
         if huggingface.trust_remote_code:
             trusted = [start.order.model_name or manifest_of(start.path).model_name for start in starts if start.path is not None]
             settings = settings.model_copy(update={"trust_remote_code": [*settings.trust_remote_code, *trusted]})
-        named = [_split(word) for word in of_workflows]
         store = settings.workflow_store or settings.model_store
-        flows = [start_workflow(_there(path, "workflow store", store), name) for name, path in named] or workflows_from_settings(settings)
+        named = [locate(word, "workflow store", store) for word in of_workflows]
+        flows = [start_workflow(path, name) for name, path in named] or workflows_from_settings(settings)
         orders: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         if orders and of_workflows and not starts:
             raise UsageError("--workers, --batch-size and --device apply to models; a workflow's specification sets them for its models")
@@ -110,33 +117,49 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
 
 
 def find_model(
-    word: str, settings: Settings, parts: HandlerFiles, stack: ExitStack, huggingface: HuggingFaceOptions = NONE_OF_THEM
+    name: str | None, path: Path, parts: HandlerFiles, stack: ExitStack, huggingface: HuggingFaceOptions = NONE_OF_THEM
 ) -> StartModel:
-    """What `[NAME=]FILE` means: a path, else a file of the model store. What is no archive becomes a directory that `stack` removes."""
-    name, path = _split(word)
-    if is_pretrained(path):
+    """Find out how to serve a path.
+
+    What is no archive becomes a directory like an unpacked one, which `stack` removes.
+    """
+    kind = source_kind(path)
+    if kind == "archive":
+        return start_model(path, name)
+    if kind == "Hugging Face":
         spec, notes = huggingface_spec(path, huggingface, name, None, None)
-        print("\n".join(notes), flush=True)
-        start = start_model(stack.enter_context(as_directory(plan_archive(spec))), name)
-        facts = spec.extra_manifest[MANIFEST_KEY]
-        url = "@".join(facts[key] for key in ("source", "revision") if key in facts)
-        return replace(start, order=replace(start.order, url=url))
-    path = _there(path, "model store", settings.model_store)
-    if not is_archive(path):
-        directory, notes = stack.enter_context(unpacked(path, parts, name))
-        print("\n".join(notes), flush=True)
-        start = start_model(directory, name)
-        return replace(start, order=replace(start.order, url=path.name))
-    return start_model(path, name)
+    elif kind == "MLflow":
+        spec, notes = stack.enter_context(mlflow_spec(path, name, None, None, None, requirements=True))
+    else:
+        spec, notes = work_out(path, parts, name=name)
+    print("\n".join(notes), flush=True)
+    start = start_model(stack.enter_context(as_directory(plan_archive(spec))), name)
+    facts = spec.extra_manifest.get(MANIFEST_KEY) or spec.extra_manifest.get(MLFLOW_KEY) or {"source": path.name}
+    url = "@".join(facts[key] for key in ("source", "revision") if key in facts)
+    return replace(start, order=replace(start.order, url=url))
 
 
-def _there(path: Path, what: str, store: Path | None) -> Path:
-    if path.exists():
-        return path
-    if store is not None and (store / path).exists():
-        return store / path
-    beside = f", nor in the {what} '{store}'" if store else ""
+def locate(argument: str, store_name: str, store: Path | None) -> tuple[str | None, Path]:
+    """Return the name and the path of `[NAME=]FILE`: of the working directory, else of the store.
+
+    A directory that is no model does not hide a file or directory of the store.
+    """
+    name, path = _split(argument)
+    if is_hub(str(path)) or is_uri(path):
+        return name, path
+    candidates = () if store is None else (store / path, store / f"{path}.mar")
+    stored = next((file for file in candidates if file.exists()), None)
+    if path.exists() and (stored is None or not path.is_dir() or _is_model(path)):
+        return name, path
+    if stored is not None:
+        return name, stored
+    beside = f", nor in the {store_name} '{store}'" if store else ""
     raise CliError(f"there is no file '{path}'{beside}; name an archive, a model directory or a model file")
+
+
+def _is_model(directory: Path) -> bool:
+    manifests = (model_root(directory) / name for name in MANIFEST_DIRECTORIES)
+    return source_kind(directory) != "archive" or any(path.is_dir() for path in manifests)
 
 
 def run_server(
@@ -176,14 +199,3 @@ def _split(word: str) -> tuple[str | None, Path]:
     if Path(word).exists() or not (equals and name and file):
         return None, Path(word)
     return name, Path(file)
-
-
-@contextmanager
-def unpacked(path: Path, parts: HandlerFiles, name: str | None = None) -> Iterator[tuple[Path, list[str]]]:
-    """A model file as a directory like an unpacked archive, as long as the context lasts, and lines that say what was worked out.
-
-    Code is copied, all else linked. Raises `UsageError` and `ArchiveError`.
-    """
-    spec, notes = work_out(path, parts, name=name)
-    with as_directory(plan_archive(spec)) as directory:
-        yield directory, notes

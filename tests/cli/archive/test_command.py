@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import screen
@@ -199,6 +200,24 @@ def test_a_model_class_and_its_arguments_are_tried_as_well(run: Run, tmp_path: P
 
 
 @pytest.mark.usefixtures("processes")
+def test_of_several_model_classes_one_is_chosen_by_the_weights_or_by_name(run: Run, tmp_path: Path) -> None:
+    torch.save(torch.nn.Linear(2, 1).state_dict(), tmp_path / "net.pth")
+    block = "from torch import nn\nclass Block(nn.Module):\n    def __init__(self, size): super().__init__()\n"
+    net = "class {}(nn.Linear):\n    def __init__(self): super().__init__(2, 1)\n"
+    (tmp_path / "notebook.py").write_text(block + net.format("Net"))
+    assert run("archive", "net.pth", "--model-file", "notebook.py").code == 0
+    assert "modelClass" not in manifest(tmp_path / "net.mar")
+    (tmp_path / "notebook.py").write_text(block + net.format("Net") + net.format("Twin"))
+    ended = run("archive", "net.pth", "--model-file", "notebook.py", "--force")
+    assert ended.code == 1
+    assert "the weights fit several (Net, Twin). Name one when packing: --model-file notebook.py:CLASS" in ended.err
+    assert run("archive", "net.pth", "--model-file", "notebook.py:Net", "--force").code == 0
+    assert (manifest(tmp_path / "net.mar")["modelFile"], manifest(tmp_path / "net.mar")["modelClass"]) == ("notebook.py", "Net")
+    ended = run("archive", "net.pth", "--model-file", "notebook.py:Gone", "--force")
+    assert (ended.code, "has no class Gone; its classes: Block, Net, Twin" in ended.err) == (1, True)
+
+
+@pytest.mark.usefixtures("processes")
 def test_a_model_file_called_as_a_command_is_written_with_a_dot(run: Run, tmp_path: Path) -> None:
     shutil.copy(DIGITS / "digits.pt", tmp_path / "inspect")
     assert run("archive", "./inspect").code == 0
@@ -232,6 +251,31 @@ def test_a_file_that_is_no_model_is_refused_with_the_reason(run: Run, tmp_path: 
         assert ended.code == 1
         assert reason in ended.err or f"there is no file '{name}'" in ended.err
         assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize(
+    ("name", "is_part"),
+    [
+        ("model.safetensors.index.json", True),
+        ("model-00001-of-00002.safetensors", True),
+        ("pytorch_model-00002-of-00002.bin", True),
+        ("pytorch_model.bin.index.json", True),
+        ("model-00001-of-00001.safetensors", False),
+    ],
+)
+def test_one_of_several_files_of_weights_is_not_packed_alone(run: Run, tmp_path: Path, name: str, is_part: bool) -> None:
+    (tmp_path / name).write_text('{"weight_map": {}}') if name.endswith("json") else save_file({"w": torch.ones(2)}, tmp_path / name)
+    ended = run("archive", "--no-import", tmp_path / name, "--model-file", DIGITS / "model.py")
+    assert ended.code == (2 if is_part else 0)
+    assert ("is one of several files that hold the weights together; name the directory" in ended.err) == is_part
+
+
+@pytest.mark.parametrize("command", [("bench",), ("optimize",), ("batch", "in.jsonl", "-o", "out.jsonl")])
+def test_commands_that_take_archives_say_how_to_pack_a_bare_model(run: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "in.jsonl").write_text("[1]\n")
+    ended = run(command[0], DIGITS / "digits.pt", *command[1:])
+    assert ended.code != 0
+    assert "is a model file (torchscript), not an archive. Pack it with 'tsx archive digits.pt'" in ended.err
 
 
 def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(run: Run, tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_options_that_do_not_apply_are_refused(run: Run, saved: Path, tmp_path: 
         ("archive", "tiny", "--adapter", "a=lora", "--adapter", "a=lora"): "two adapters are called a",
         ("archive", "tiny", "other/tiny", "--name", "x"): "can name only one archive",
         ("serve", "m.mar", "--task", "chat"): "--task: only directories of Hugging Face models, and models of the Hub, take that",
-        ("bench", "tiny"): "'tiny' is a Hugging Face model, and an archive is needed here: tsx archive tiny",
+        ("bench", "tiny"): "'tiny' is a model of Hugging Face, and an archive is needed here: tsx archive tiny",
         ("serve", "--trust-remote-code"): "--trust-remote-code is for the models that are named",
         ("serve", "tiny", "--handler", "double.py"): "--handler, --model-file and --extra-files apply to bare model files",
     }.items():

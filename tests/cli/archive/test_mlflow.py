@@ -53,7 +53,9 @@ def test_a_directory_becomes_an_archive_that_answers_its_own_example(run: Run, s
         assert {path.relative_to(saved).as_posix() for path in saved.rglob("*") if path.is_file()} == {
             name.removeprefix("mlflow_model/") for name in archive.namelist() if name.startswith("mlflow_model/")
         }
-    assert re.search(r"mlflow +.*'run_id': 'abc'", run("archive", "inspect", "net.mar").out)
+    inspected = run("archive", "inspect", "net.mar").out
+    assert re.search(r"kind +MLflow model\n", inspected)
+    assert re.search(r"mlflow +.*'run_id': 'abc'", inspected)
     assert manifest["mlflow"] == {"name": "net", "source": "net", "flavor": "pytorch", "run_id": "abc", "mlflow_version": "3.17.2"}
 
 

@@ -6,17 +6,34 @@ import json
 import socket
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import onnx
 import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
 
 from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, screen, started, tsx
-from tsx_cli.archive.model_file import HandlerFiles
+from tsx_archiver import plan_archive
+from tsx_archiver.inspecting import manifest_of
+from tsx_cli.archive.directory import as_directory
+from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
-from tsx_cli.serve.server import unpacked, with_addresses, with_grpc_addresses
+from tsx_cli.serve.server import find_model, locate, with_addresses, with_grpc_addresses
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.worker.handlers.models.model_files import load_onnx
+
+
+@contextmanager
+def unpacked(path: Path, parts: HandlerFiles) -> Iterator[tuple[Path, list[str]]]:
+    """Make the directory that `tsx serve FILE` serves."""
+    spec, notes = work_out(path, parts)
+    with as_directory(plan_archive(spec)) as directory:
+        yield directory, notes
 
 
 def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
@@ -31,6 +48,23 @@ def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
         assert manifest["model"]["modelName"] == "digits"
     assert not directory.exists()
     assert (DIGITS / "digits.pth").exists()
+
+
+def test_a_bare_onnx_model_loads_with_the_weights_beside_it(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "w"], ["y"])],
+        "graph",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])],
+        [numpy_helper.from_array(torch.tensor([2.0, 3.0]).numpy(), "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save_model(model, tmp_path / "mul.onnx", save_as_external_data=True, location="mul.onnx.data", size_threshold=0)
+    with unpacked(tmp_path / "mul.onnx", HandlerFiles()) as (directory, _):
+        assert (directory / "mul.onnx.data").readlink() == tmp_path / "mul.onnx.data"
+        loaded = load_onnx(directory / "mul.onnx", torch.device("cpu"))
+        assert loaded(torch.tensor([1.0, 1.0])).tolist() == [2.0, 3.0]
 
 
 @pytest.mark.usefixtures("processes")
@@ -110,6 +144,61 @@ def test_a_file_that_is_nowhere_is_named(run: Run, tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     assert "there is no file 'x.mar'; name an archive" in run("serve", "x.mar").err
     assert "there is no file 'x.mar', nor in the model store 'store'" in run("serve", "n=x.mar", "--model-store", "store").err
+
+
+def make_directory(path: Path, *files: str) -> Path:
+    for file in files:
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+        (path / file).write_text("{}")
+    return path
+
+
+MANIFEST = "MAR-INF/MANIFEST.json"
+
+
+@pytest.mark.parametrize(
+    ("here", "in_store", "taken"),
+    [
+        (("net/handler.py", "net/data.csv"), "net.mar/x", "store/net.mar"),  # a directory of sources that made the archive
+        (("net/handler.py",), f"net/{MANIFEST}", "store/net"),
+        (("net/data.csv",), None, "net"),
+        ((f"net/{MANIFEST}",), "net.mar/x", "net"),
+        ((f"net/inner/{MANIFEST}",), "net.mar/x", "net"),
+        (("net/MLmodel",), "net.mar/x", "net"),
+        (("net/adapter_config.json",), "net.mar/x", "net"),
+        (("net",), "net.mar/x", "net"),
+        (("other",), "net.mar/x", "store/net.mar"),
+        (("other",), "net/MLmodel", "store/net"),
+    ],
+)
+def test_a_directory_that_is_no_model_hides_nothing_in_the_model_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: tuple[str, ...], in_store: str | None, taken: str
+) -> None:
+    monkeypatch.chdir(make_directory(tmp_path, *here))
+    make_directory(tmp_path / "store", *([in_store] if in_store else []))
+    assert locate("net", "model store", Path("store")) == (None, Path(taken))
+    assert locate("a=net", "model store", Path("store")) == ("a", Path(taken))
+
+
+def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_directory(tmp_path / "iris", "data/model.pth")
+    (tmp_path / "iris" / "MLmodel").write_text("flavors: {python_function: {}, pytorch: {model_data: data}}")
+    with ExitStack() as stack:
+        start = find_model("flowers", tmp_path / "iris", HandlerFiles(), stack)
+        assert start.path is not None
+        manifest = manifest_of(start.path)
+        assert (manifest.model_name, manifest.handler, start.order.url) == ("flowers", "mlflow_pyfunc", "iris")
+        assert (start.path / "mlflow_model" / "MLmodel").resolve() == tmp_path / "iris" / "MLmodel"
+    assert "MLflow model, flavour pytorch\nname flowers, version 1.0\nhandler mlflow_pyfunc" in capsys.readouterr().out
+    assert not start.path.exists()
+
+
+def test_options_of_a_bare_model_do_not_go_with_an_mlflow_model(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "iris").mkdir()
+    (tmp_path / "iris" / "MLmodel").write_text("flavors: {pytorch: {}}")
+    for word in ("iris", "models:/iris/1"):
+        ended = run("serve", word, "--handler", "h.py")
+        assert (ended.code, "apply to bare model files" in ended.err) == (2, True)
 
 
 @pytest.mark.usefixtures("processes")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -13,7 +12,7 @@ from pathlib import Path
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
-from tsx_cli.archive.huggingface import is_pretrained
+from tsx_cli.archive.source import require_packed
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
 from tsx_cli.bench.measure.environment import environment
@@ -58,8 +57,7 @@ def new_directory(command: str, model: Path, output: Path | None) -> Path:
     """The directory of a new run of `tsx bench` or `tsx optimize`: `output`, or one with a name of its own. Raises CliError, UsageError."""
     if is_workflow(model):
         raise UsageError(f"'{model}' is a workflow; name its models one by one")
-    if is_pretrained(model):
-        raise UsageError(f"'{model}' is a Hugging Face model, and an archive is needed here: tsx archive {shlex.quote(str(model))}")
+    require_packed(model)
     if not model.exists():
         raise CliError(f"there is no file '{model}'; name an archive or a model's directory")
     directory = output or Path(f"{command}-{model.name.removesuffix('.mar')}-{datetime.now():%Y%m%d-%H%M%S}")

@@ -119,6 +119,7 @@ class BaseHandler:
             weights_only=self._weights_only(),
             compile_ahead=self._use_torch_export_aot_compile(),
             init_args=self._init_args(),
+            class_name=self.manifest["model"].get("modelClass"),
         )
 
     def in_precision(self, model: Any) -> Any:
@@ -154,7 +155,13 @@ class BaseHandler:
     def _load_pickled_model(self, model_dir: str, model_file: str, model_pt_path: str | None) -> Any:
         """For handlers that load a model with a model file in a way of their own."""
         weights = None if model_pt_path is None else Path(model_pt_path)
-        return load_eager(Path(model_dir) / model_file, weights, weights_only=self._weights_only(), init_args=self._init_args())
+        return load_eager(
+            Path(model_dir) / model_file,
+            weights,
+            weights_only=self._weights_only(),
+            init_args=self._init_args(),
+            class_name=self.manifest["model"].get("modelClass"),
+        )
 
     def _weights_only(self) -> bool:
         value = self.context.model_yaml_config.get("weightsOnly", True) if self.context is not None else True

@@ -67,8 +67,12 @@ def put_first(packages: str) -> None:
     sys.path[:] = [*(place for place in before if place in library), *added, *(place for place in before if place not in library)]
 
 
-def import_code(answer: Connection, directory: Path, handler: str | None, model_file: str | None, init_args: Mapping[str, Any]) -> None:
-    """Import a model's code as `run` would, and no more. Sends what is wrong (`missing`: a module), or None."""
+def import_code(answer: Connection, directory: Path, handler: str | None, model: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Import a model's code as `run` would.
+
+    Of several model classes, the one that the weights fit is chosen. `model` is that of the
+    manifest. Sends what is wrong (`missing`: a module), or None.
+    """
     from tsx_runtime.worker.exceptions import LoadError  # these, and torch, in this process alone
     from tsx_runtime.worker.handler_api import loader, modules, ts_shim
     from tsx_runtime.worker.main import failure_report
@@ -77,15 +81,17 @@ def import_code(answer: Connection, directory: Path, handler: str | None, model_
     os.chdir(directory)
     modules.own_modules.enter(directory)
     ts_shim.install()
+    model_file = model.get("modelFile")
     try:
         if handler is not None:
             loader.find_entry(handler, directory)
         if model_file is not None and handler is not None:  # which may make the model in a way of its own
             loader.import_file(directory / model_file, "The model file")
         elif model_file is not None:
-            from tsx_runtime.worker.handlers.models.weights import model_class
+            from tsx_runtime.worker.handlers.models.weights import check_class
 
-            model_class(directory / model_file, init_args)
+            weights = directory / model["serializedFile"] if "serializedFile" in model else None
+            check_class(directory / model_file, weights, config, model.get("modelClass"))
     except LoadError as error:
         answer.send(failure_report(error) | ({"missing": ""} if isinstance(error.__cause__, ModuleNotFoundError) else {}))
     else:

@@ -89,6 +89,38 @@ def test_onnx_models_are_served_through_onnxruntime(start_worker: StartWorker, n
     assert_right(worker, net)
 
 
+def save_apart(onnx_bytes: bytes, directory: Path) -> Path:
+    """Write the model as torch.onnx.export does: its weights in a second file."""
+    import onnx
+
+    path = directory / "lin.onnx"
+    options: Any = {"save_as_external_data": True, "location": "lin.onnx.data", "size_threshold": 0}
+    onnx.save_model(onnx.load_from_string(onnx_bytes), path, **options)
+    return path
+
+
+def test_an_onnx_model_with_its_weights_in_a_second_file_is_served(
+    start_worker: StartWorker, net: Net, onnx_bytes: bytes, tmp_path: Path
+) -> None:
+    pytest.importorskip("onnxruntime")
+    path = save_apart(onnx_bytes, tmp_path)
+    files = {file.name: file.read_bytes() for file in (path, tmp_path / "lin.onnx.data")}
+    assert_right(start_worker(ROWS, files=files, model={"serializedFile": "lin.onnx"}), net)
+
+
+def test_onnx_weights_that_are_missing_or_lie_elsewhere_are_named(start_worker: StartWorker, onnx_bytes: bytes, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    content = save_apart(onnx_bytes, tmp_path).read_bytes()
+    for location, said in (
+        (b"lin.onnx.data", "lin.onnx has weights in lin.onnx.data, which the archive does not contain"),
+        (b"../onnx.dataX", "lin.onnx has weights in '../onnx.dataX', which is refused: it leaves the directory with '..'"),
+    ):
+        changed = content.replace(b"lin.onnx.data", location)
+        worker = start_worker(ROWS, files={"lin.onnx": changed}, model={"serializedFile": "lin.onnx"})
+        assert not worker.loaded
+        assert said in worker.report["message"]
+
+
 def test_a_handler_may_call_an_onnx_session_itself(start_worker: StartWorker, onnx_bytes: bytes) -> None:
     pytest.importorskip("onnxruntime")
     worker = start_worker(
@@ -259,6 +291,64 @@ def test_a_manifest_that_names_no_weights_is_explained(start_worker: StartWorker
 def test_a_helper_class_beside_the_only_model_does_no_harm(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
     files = {"weights.pth": model_bytes["weights.pth"], "model.py": WITH_HELPER}
     assert_right(start_worker(ROWS, files=files, model=FIT), net)
+
+
+BLOCK = """
+from torch import nn
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+"""
+OTHER = """
+class Other(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+"""
+BROKEN = """
+class Broken(nn.Module):
+    def __init__(self):
+        raise RuntimeError("needs a GPU")
+"""
+TWIN = "\nclass Twin(Net):\n    pass\n"
+
+
+@pytest.mark.parametrize("file", ["weights.pth", "checkpoint.pth", "weights.safetensors"])
+def test_of_several_model_classes_the_one_that_fits_the_weights_is_served(
+    start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes], file: str
+) -> None:
+    files = {file: model_bytes[file], "model.py": MODEL + BLOCK + OTHER + BROKEN}
+    assert_right(start_worker(ROWS, files=files, model={"serializedFile": file, "modelFile": "model.py"}), net)
+
+
+def test_the_class_that_the_manifest_names_is_served(start_worker: StartWorker, net: Net, model_bytes: dict[str, bytes]) -> None:
+    files = {"weights.pth": model_bytes["weights.pth"], "model.py": MODEL + TWIN, "elsewhere.py": "from model import Net"}
+    assert_right(start_worker(ROWS, files=files, model={**FIT, "modelClass": "Twin"}), net)
+    assert_right(start_worker(ROWS, files=files, model={**FIT, "modelFile": "elsewhere.py", "modelClass": "Net"}), net)
+
+
+@pytest.mark.parametrize(
+    ("code", "model", "said"),
+    [
+        (MODEL + TWIN, FIT, "several classes (Net, Twin), and the weights fit several (Net, Twin). Name one when packing: --model-file"),
+        (
+            BLOCK + OTHER + BROKEN,
+            FIT,
+            "the weights fit none of them (Block: TypeError: Block.__init__() missing 1 required positional argument: 'width'; "
+            "Broken: RuntimeError: needs a GPU; Other: LoadError: weights.pth does not fit Other: 2 missing keys",
+        ),
+        (MODEL + TWIN, {"modelFile": "model.py"}, "there are no weights to choose by. Name one when packing: --model-file model.py:CLASS"),
+        (MODEL + TWIN, {**FIT, "modelClass": "Gone"}, "model.py has no class Gone; its classes: Net, Twin. Name one of them."),
+        (MODEL + BLOCK, {**FIT, "modelClass": "Block"}, "Class Block of model.py cannot be created with no arguments"),
+    ],
+)
+def test_a_model_class_that_cannot_be_chosen_is_explained(
+    start_worker: StartWorker, model_bytes: dict[str, bytes], code: str, model: dict[str, str], said: str
+) -> None:
+    worker = start_worker(ROWS, files={"weights.pth": model_bytes["weights.pth"], "model.py": code}, model=model)
+    assert not worker.loaded
+    assert said in worker.report["message"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,9 @@ from tsx_runtime.worker.handler_api.context import Context
 
 def model_in(context: Context) -> tuple[Path, MLmodel]:
     """The model's directory in the archive, and its description. Raises LoadError."""
-    directory = Path(context.system_properties["model_dir"]) / DIRECTORY
+    archived = Path(context.system_properties["model_dir"]) / DIRECTORY
+    # `tsx serve DIRECTORY` links the files, and MLflow refuses links out of its directory.
+    directory = (archived / FILE).resolve().parent
     if not (directory / FILE).is_file():
         raise LoadError(f"The archive has no {DIRECTORY}/{FILE}. Pack the model with `tsx archive models:/NAME/VERSION`.")
     try:

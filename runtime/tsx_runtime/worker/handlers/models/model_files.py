@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map  # what torch.export itself shapes results with
 
-from tsx_archiver import describe_model_file
+from tsx_archiver import ArchiveError, describe_model_file
+from tsx_archiver.metadata.onnx_file import data_files
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handlers.models.compiling import compiled_ahead
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
@@ -28,6 +29,7 @@ def load_model_file(
     weights_only: bool = True,
     compile_ahead: bool = False,
     init_args: Mapping[str, Any] = NO_ARGUMENTS,
+    class_name: str | None = None,
 ) -> Any:
     """The kind is detected by the bytes, not by the name. On the CPU the weights share the file's pages with other workers."""
     if not path.is_file():
@@ -47,7 +49,8 @@ def load_model_file(
         problem = file.problem or f"{path.name} is not a known kind of model."
         raise LoadError(f"{problem} Pack the archive again with a valid file.")
     if model_file is not None:
-        return load_eager(model_file, path, weights_only=weights_only, init_args=init_args).to(device).eval()
+        model = load_eager(model_file, path, weights_only=weights_only, init_args=init_args, class_name=class_name)
+        return model.to(device).eval()
     if file.whole_object is not None and not weights_only:
         model = read_weights(path, weights_only=False)
         if isinstance(model, nn.Module):
@@ -115,6 +118,12 @@ def load_onnx(path: Path, device: torch.device) -> OnnxModel:
         import onnxruntime  # an extra
     except ModuleNotFoundError as error:
         raise LoadError(f"{path.name} is an ONNX model, which needs onnxruntime: pip install 'tsx-serve[onnx]'") from error
+    try:
+        missing = [name for name, file in data_files(path).items() if not file.is_file()]
+    except ArchiveError as error:
+        raise LoadError(error.message) from error
+    if missing:
+        raise LoadError(f"{path.name} has weights in {missing[0]}, which the archive does not contain. Pack it again with that file.")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # a thread that spins takes a core from the others

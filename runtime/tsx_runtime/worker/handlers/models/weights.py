@@ -12,29 +12,81 @@ from typing import Any
 import torch
 from torch import nn
 
-from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.handler_api.loader import classes_of, import_file
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
 
 logger = logging.getLogger("tsx.worker")
 
 NO_ARGUMENTS: Mapping[str, Any] = {}
+MAX_FAULT = 150  # characters for each class in a message
 SHOWN = 5  # names in a message; a mismatch of the whole model would fill pages
 
 
-def load_eager(model_file: Path, weights: Path | None, *, weights_only: bool, init_args: Mapping[str, Any] = NO_ARGUMENTS) -> nn.Module:
-    """On the CPU, its weights mapped from the file rather than copied. Without `weights`, the model as its class makes it."""
+def load_eager(
+    model_file: Path,
+    weights: Path | None,
+    *,
+    weights_only: bool,
+    init_args: Mapping[str, Any] = NO_ARGUMENTS,
+    class_name: str | None = None,
+) -> nn.Module:
+    """Load a model on the CPU, its weights mapped from the file rather than copied.
+
+    Without `weights`, it is as its class makes it. Of several classes, the only one that the
+    weights fit is used.
+    """
+    state = None
+    if weights is not None:
+        state = read_weights(weights, weights_only=weights_only)
+        if isinstance(state, nn.Module):
+            return state
+        if not isinstance(state, Mapping):
+            raise LoadError(
+                f"{weights.name} holds a {type(state).__name__}, not weights. Save it with torch.save(model.state_dict(), file)."
+            )
+        state = _of_checkpoint(state, weights.name)
+
+    def load(kind: type, origin: str) -> nn.Module:
+        model: nn.Module = kind(**init_args)
+        if state is not None and weights is not None:
+            fit_weights(model, state, weights, origin)
+        return model
+
+    kinds = model_classes(model_file, class_name)
+    if len(kinds) == 1:
+        check_arguments(kinds[0], init_args, model_file.name)
+        return load(kinds[0], model_file.name)
+    fitting, faults = [], []
+    for kind in kinds if weights is not None else ():
+        try:
+            fitting.append(load(kind, kind.__name__))
+        except Exception as error:  # the boundary to a user's code
+            faults.append(f"{kind.__name__}: {in_words(error)[:MAX_FAULT]}")
+    names = ", ".join(type(model).__name__ for model in fitting)
+    if len(fitting) == 1:
+        logger.info("of the classes in %s, the weights fit only %s", model_file.name, names)
+        return fitting[0]
     if weights is None:
-        return new_model(model_file, init_args)
-    state = read_weights(weights, weights_only=weights_only)
-    if isinstance(state, nn.Module):
-        return state
-    if not isinstance(state, Mapping):
-        raise LoadError(f"{weights.name} holds a {type(state).__name__}, not weights. Save it with torch.save(model.state_dict(), file).")
-    state = _of_checkpoint(state, weights.name)
-    model = new_model(model_file, init_args)
-    fit_weights(model, state, weights, model_file.name)
-    return model
+        reason = "there are no weights to choose by"
+    elif fitting:
+        reason = f"the weights fit several ({names})"
+    else:
+        reason = f"the weights fit none of them ({'; '.join(faults)})"
+    raise LoadError(
+        f"The model file {model_file.name} defines several classes "
+        f"({', '.join(kind.__name__ for kind in kinds)}), and {reason}. "
+        f"Name one when packing: --model-file {model_file.name}:CLASS."
+    )
+
+
+def check_class(model_file: Path, weights: Path | None, config: Mapping[str, Any], class_name: str | None) -> None:
+    """Check that a model can be made; weights are read only to choose among several classes."""
+    kinds, init_args = model_classes(model_file, class_name), config.get("init_args") or {}
+    if len(kinds) == 1:
+        check_arguments(kinds[0], init_args, model_file.name)
+    else:
+        load_eager(model_file, weights, weights_only=config.get("weightsOnly") is not False, init_args=init_args)
 
 
 def _of_checkpoint(state: Mapping[str, Any], weights: str) -> Mapping[str, Any]:
@@ -58,36 +110,24 @@ def state_dicts(given: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def new_model(model_file: Path, init_args: Mapping[str, Any] = NO_ARGUMENTS) -> nn.Module:
-    """The model class that the file defines, made with `init_args` of the model's configuration."""
-    model: nn.Module = model_class(model_file, init_args)(**init_args)
-    return model
-
-
-def model_class(model_file: Path, init_args: Mapping[str, Any]) -> type:
-    """The only one that the file defines, which takes these arguments."""
+def model_classes(model_file: Path, class_name: str | None) -> list[type]:
+    """Return the class of that name, else the file's own classes that may be the model."""
     if not model_file.is_file():
         raise LoadError(f"The model file {model_file.name} is not in the archive. Name it with --model-file when packing.")
     module = import_file(model_file, "The model file")
     classes = classes_of(module)
-    models = [kind for kind in classes if issubclass(kind, nn.Module)]
-    if len(classes) == 1:
-        kind = classes[0]
-    elif len(models) == 1:
-        kind = models[0]
-    elif not classes:
+    if class_name is not None:
+        named = getattr(module, class_name, None)
+        if not inspect.isclass(named):
+            names = ", ".join(kind.__name__ for kind in classes) or "none"
+            raise LoadError(f"The model file {model_file.name} has no class {class_name}; its classes: {names}. Name one of them.")
+        return [named]
+    if not classes:
         raise LoadError(f"The model file {model_file.name} defines no class. Define the model in it, as a torch.nn.Module.")
-    else:
-        names = ", ".join(found.__name__ for found in models or classes)
-        raise LoadError(
-            f"The model file {model_file.name} defines several classes ({names}), so the model class is ambiguous. "
-            "Keep the model in it and import the others from another file."
-        )
-    _check_arguments(kind, init_args, model_file.name)
-    return kind
+    return [kind for kind in classes if issubclass(kind, nn.Module)] or classes
 
 
-def _check_arguments(kind: type, given: Mapping[str, Any], model_file: str) -> None:
+def check_arguments(kind: type, given: Mapping[str, Any], model_file: str) -> None:
     try:
         inspect.signature(kind).bind(**given)
     except TypeError as error:

@@ -60,6 +60,22 @@ class Answer(NamedTuple):
     data: Any
 
 
+def link_files(source: Path, target: Path) -> Path:
+    """Link each file of a directory, as `tsx serve DIRECTORY` does."""
+    for file in (path for path in source.rglob("*") if path.is_file()):
+        link = target / file.relative_to(source)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(file)
+    return target
+
+
+@pytest.mark.parametrize(("name", "kind"), [("adder", MLflowPyfunc), ("pickle", MLflowPyTorch), ("pt2", MLflowPyTorch)])
+def test_a_directory_of_links_is_loaded(saved: dict[str, Path], tmp_path: Path, name: str, kind: type) -> None:
+    asked = Asked(kind, link_files(saved[name], tmp_path / "linked"))
+    value = {"dataframe_split": {"columns": ["a", "b"], "data": [[1.0, 2.0]]}} if name == "adder" else {"inputs": ROWS.tolist()}
+    assert asked.one(value).status == 200
+
+
 class Asked:
     """A handler that has loaded a model, called as a worker calls it."""
 

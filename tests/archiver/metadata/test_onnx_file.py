@@ -1,0 +1,159 @@
+"""The files that hold an ONNX model's weights, for models as torch, optimum and the onnx library write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from tsx_archiver import ArchiveSpec, open_archive, write_archive
+from tsx_archiver.errors import CorruptMember, InputMissing, UnsafePath
+from tsx_archiver.metadata.onnx_file import _PARTS, data_files
+
+LOCATIONS = ["lin.onnx.data", "model.onnx_data", "w/0.bin"]
+
+
+def external(location: str, name: str = "w") -> Any:
+    tensor = helper.make_tensor(name, TensorProto.FLOAT, [1], [0.0])
+    tensor.ClearField("float_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", location), ("offset", "0"), ("length", "4")):
+        tensor.external_data.add(key=key, value=value)
+    return tensor
+
+
+def model(*tensors: Any, nodes: Any = ()) -> Any:
+    return helper.make_model(helper.make_graph([helper.make_node("Relu", ["x"], ["y"]), *nodes], "graph", [], [], list(tensors)))
+
+
+def write(path: Path, content: Any) -> Path:
+    path.write_bytes(content.SerializeToString())
+    return path
+
+
+def test_each_file_that_a_model_names_is_packed_under_the_path_that_the_model_expects(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path / "lin.onnx", model(*(external(location) for location in LOCATIONS)))
+    for location in LOCATIONS:
+        (tmp_path / location).parent.mkdir(exist_ok=True)
+        (tmp_path / location).write_bytes(location.encode())
+    (tmp_path / "other.txt").write_text("not of the model")
+    archive = write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path / "out")
+    with open_archive(archive, cache=tmp_path / "cache") as opened:
+        assert {name: (opened.directory / name).read_text() for name in LOCATIONS} == {name: name for name in LOCATIONS}
+        assert sorted(opened.manifest.checksums) == sorted(["lin.onnx", *LOCATIONS])
+    digest = opened.digest
+    (tmp_path / "w" / "0.bin").write_bytes(b"trained anew")
+    write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path / "out", force=True)
+    with open_archive(archive, cache=tmp_path / "cache") as opened:
+        assert opened.digest != digest
+        assert (opened.directory / "w" / "0.bin").read_text() == "trained anew"
+
+
+def test_a_model_among_the_extra_files_brings_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "parts" / "nets").mkdir(parents=True)
+    path = write(tmp_path / "parts" / "nets" / "encoder.onnx", model(external("e.data")))
+    path.with_name("e.data").write_text("weights")
+    for extra, name in ((tmp_path / "parts", "nets/e.data"), (path, "e.data")):
+        archive = write_archive(ArchiveSpec("m", "base_handler", extra_files=[extra]), tmp_path, force=True)
+        with open_archive(archive, cache=tmp_path / "cache") as opened:
+            assert (opened.directory / name).read_text() == "weights"
+
+
+def test_a_missing_file_is_an_error_by_name_unless_an_extra_file_replaces_it(
+    tmp_path: Path,
+) -> None:
+    path = write(tmp_path / "lin.onnx", model(external("lin.onnx.data")))
+    with pytest.raises(InputMissing, match=r"lin\.onnx has weights in lin\.onnx\.data, but .* does not exist"):
+        write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path)
+    (tmp_path / "moved").mkdir()
+    (tmp_path / "moved" / "lin.onnx.data").write_text("moved")
+    archive = write_archive(
+        ArchiveSpec("m", "base_handler", serialized_file=path, extra_files=[tmp_path / "moved"]),
+        tmp_path,
+    )
+    with open_archive(archive, cache=tmp_path / "cache") as opened:
+        assert (opened.directory / "lin.onnx.data").read_text() == "moved"
+
+
+@pytest.mark.parametrize("location", ["../secret", "w/../../secret", "/etc/passwd", "..\\secret", "link", ""])
+def test_a_file_outside_the_models_directory_is_refused(tmp_path: Path, location: str) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "link").symlink_to(tmp_path / "secret")
+    path = write(tmp_path / "m" / "lin.onnx", model(external(location)))
+    with pytest.raises(UnsafePath, match=r"lin\.onnx has weights in .* refused"):
+        data_files(path)
+    with pytest.raises(UnsafePath):
+        write_archive(ArchiveSpec("m", "base_handler", serialized_file=path), tmp_path)
+
+
+def test_links_of_a_cache_that_holds_model_and_weights_in_one_directory_are_followed(
+    tmp_path: Path,
+) -> None:
+    for directory in ("blobs", "snapshots"):
+        (tmp_path / directory).mkdir()
+    write(tmp_path / "blobs" / "aa", model(external("model.onnx_data")))
+    (tmp_path / "blobs" / "bb").write_text("weights")
+    (tmp_path / "snapshots" / "model.onnx").symlink_to("../blobs/aa")
+    (tmp_path / "snapshots" / "model.onnx_data").symlink_to("../blobs/bb")
+    assert [path.read_text() for path in data_files(tmp_path / "snapshots" / "model.onnx").values()] == ["weights"]
+
+
+def test_tensors_are_found_in_every_part_of_a_model(tmp_path: Path) -> None:
+    inner = helper.make_graph([], "inner", [], [], [external("subgraph")])
+    nodes = [
+        helper.make_node("If", ["c"], ["z"], then_branch=inner),
+        helper.make_node("Constant", [], ["k"], value=external("constant"), alpha=0.5, beta=[1.0, 2.0]),
+    ]
+    whole = model(external("initializer"), nodes=nodes)
+    sparse = onnx.SparseTensorProto(values=external("values"), indices=external("indices"), dims=[4])
+    whole.graph.sparse_initializer.append(sparse)
+    whole.graph.node[-1].attribute.add(name="many", type=onnx.AttributeProto.TENSORS, tensors=[external("list")])
+    function = [helper.make_node("Constant", [], ["k"], value=external("function"))]
+    whole.functions.append(helper.make_function("own", "F", [], ["k"], function, []))
+    whole.metadata_props.add(key="location", value="/not/a/tensor")
+    names = {"constant", "function", "indices", "initializer", "list", "subgraph", "values"}
+    assert set(data_files(write(tmp_path / "m.onnx", whole))) == names
+
+
+def describe_fields(descriptor: Any, described: dict[str, dict[int, str]]) -> dict[str, dict[int, str]]:
+    """Map each message that is reachable from `descriptor` to its fields that hold messages."""
+    if descriptor.name not in described:
+        fields = [field for field in descriptor.fields if field.message_type]
+        described[descriptor.name] = {field.number: field.message_type.name for field in fields}
+        for field in fields:
+            describe_fields(field.message_type, described)
+    return described
+
+
+def test_the_fields_that_lead_to_tensors_are_those_of_onnx() -> None:
+    described = describe_fields(onnx.ModelProto.DESCRIPTOR, {})
+    for message, parts in _PARTS.items():
+        leading = {number: kind for number, kind in described[message].items() if kind in _PARTS}
+        assert parts.items() <= leading.items()
+        ignored = leading.items() - parts.items()
+        assert {kind for _, kind in ignored} <= {"StringStringEntryProto"}  # metadata, which names no files
+
+
+def test_a_model_that_is_damaged_inside_is_refused(tmp_path: Path) -> None:
+    whole = model(external("w"))
+    content = whole.SerializeToString()
+    graph = whole.graph.SerializeToString()
+    path = tmp_path / "m.onnx"
+    for inner in (
+        b"\x0b" + graph[1:],
+        graph[:1] + b"\xff\x7f" + graph[3:],
+    ):  # an unknown wire type, a length beyond the end
+        path.write_bytes(content.replace(graph, inner))
+        with pytest.raises(CorruptMember, match=r"m\.onnx is a damaged ONNX model"):
+            data_files(path)
+
+
+def test_other_files_have_no_files_of_weights(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(bytes(1000))
+    assert data_files(tmp_path / "weights.bin") == {}

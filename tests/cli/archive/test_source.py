@@ -1,0 +1,55 @@
+"""One function decides what a path is, for every command that takes models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tsx_cli.archive.source import SourceKind, source_kind
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> Path:
+    """Directories of each kind, in the working directory."""
+    for name, file, text in (
+        ("films", "config.json", '{"architectures": ["BertModel"], "model_type": "bert"}'),
+        ("style", "adapter_config.json", "{}"),
+        ("iris", "MLmodel", "flavors: {pytorch: {}}"),
+        ("code", "handler.py", ""),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("films", "Hugging Face"),
+        ("style", "Hugging Face"),
+        ("hf:org/name@main", "Hugging Face"),
+        ("iris", "MLflow"),
+        ("models:/iris@champion", "MLflow"),
+        ("runs:/1/model", "MLflow"),
+        ("code", "archive"),
+        ("m.mar", "archive"),
+        ("m.tar.gz", "archive"),
+        ("m.onnx", "file"),
+    ],
+)
+def test_each_kind_is_decided_by_content_or_name(directories: Path, monkeypatch: pytest.MonkeyPatch, word: str, kind: SourceKind) -> None:
+    monkeypatch.chdir(directories)
+    assert source_kind(Path(word)) == kind
+
+
+@pytest.mark.parametrize("command", [("bench",), ("optimize",), ("batch", "in.jsonl", "-o", "out.jsonl")])
+@pytest.mark.parametrize(("word", "kind"), [("films", "Hugging Face"), ("iris", "MLflow"), ("models:/iris/1", "MLflow")])
+def test_commands_that_measure_or_run_archives_say_how_to_pack_a_model(
+    run: Run, directories: Path, command: tuple[str, ...], word: str, kind: str
+) -> None:
+    (directories / "in.jsonl").write_text("[1]\n")
+    ended = run(command[0], word, *command[1:])
+    assert ended.code == 2
+    assert f"'{word}' is a model of {kind}, and an archive is needed here: tsx archive {word}" in ended.err
