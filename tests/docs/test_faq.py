@@ -42,7 +42,11 @@ def answers() -> dict[str, str]:
 
 
 def block(language: str) -> str:
-    found = re.search(rf"^```{language}[^\n]*\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf"^```{language}[^\n]*\n(.*?)^```$",
+        PAGE.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
     assert found is not None
     return found[1]
 
@@ -67,7 +71,11 @@ def test_the_page_works_behind_nginx_with_a_prefix_and_a_name(
     sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `dev` installs")
     (port,) = free_ports(1)
     make_model(tmp_path / "echo.mar", ECHO)
-    tokens = {"TSX_MANAGEMENT_TOKEN": "manage", "TSX_STATE_DIR": str(tmp_path / "state"), "TSX_CACHE_DIR": str(tmp_path / "cache")}
+    tokens = {
+        "TSX_MANAGEMENT_TOKEN": "manage",
+        "TSX_STATE_DIR": str(tmp_path / "state"),
+        "TSX_CACHE_DIR": str(tmp_path / "cache"),
+    }
     words = ["--set", f"cors_allowed_origin={SITE}:{port}", "--set", "trusted_proxies=127.0.0.1"]
     with serving(["serve", tmp_path / "echo.mar", *words, *FREE_PORTS], tmp_path, tokens) as server:
         config = block("nginx").replace("127.0.0.1:8000", f"127.0.0.1:{port}")
@@ -77,7 +85,11 @@ def test_the_page_works_behind_nginx_with_a_prefix_and_a_name(
         running = subprocess.Popen([nginx, "-p", tmp_path, "-c", "nginx.conf", "-g", "daemon off;"])
         try:
             transport = httpx.HTTPTransport(retries=5)
-            with httpx.Client(base_url=f"http://127.0.0.1:{port}", transport=transport, headers={"host": "ml.example.com"}) as client:
+            with httpx.Client(
+                base_url=f"http://127.0.0.1:{port}",
+                transport=transport,
+                headers={"host": "ml.example.com"},
+            ) as client:
                 assert client.post("/ml/predictions/echo", json=[1]).json() == [1]
                 assert client.get("/ml-admin/ui").headers["location"] == "ui/"  # below the prefix
                 foreign = {"origin": "http://evil.example", "authorization": "Bearer manage"}

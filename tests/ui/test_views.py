@@ -39,8 +39,22 @@ def with_models(page: Any, rates: Mapping[str, float], idle: int = 0) -> None:
         (worker,) = version["workers"]
         models = []
         for place, (name, rate) in enumerate(rates.items()):
-            point = [state["newest"], rate, rate / 10 if place % 2 else 0, 0.001, 0.001 * (place + 1), 0, 0, 0, None, None]
-            own = {"workers": [worker | {"memory": (place + 1) << 20, "device": f"cuda:{place}"}], "points": [point]}
+            point = [
+                state["newest"],
+                rate,
+                rate / 10 if place % 2 else 0,
+                0.001,
+                0.001 * (place + 1),
+                0,
+                0,
+                0,
+                None,
+                None,
+            ]
+            own = {
+                "workers": [worker | {"memory": (place + 1) << 20, "device": f"cuda:{place}"}],
+                "points": [point],
+            }
             models.append(model | {"name": name, "versions": [version | own]})
         none = version | {"workers": [], "state": "idle", "points": []}
         return models + [model | {"name": f"idle{place}", "versions": [none]} for place in range(idle)]
@@ -182,7 +196,12 @@ def test_logs_are_those_of_all_models_or_of_one(page: Any, served: Running, star
 
 
 def test_the_server_shows_what_it_is_and_its_settings_without_secrets(page: Any, start: Callable[..., Running]) -> None:
-    words = ["--set", "models.echo.batch_size=3", "--set", "otlp_endpoint=http://me:hunter2@127.0.0.1:9"]
+    words = [
+        "--set",
+        "models.echo.batch_size=3",
+        "--set",
+        "otlp_endpoint=http://me:hunter2@127.0.0.1:9",
+    ]
     server = start(["echo.mar", *words, *FREE_PORTS], management_token="hunter2", drain_timeout="7")
     look(page, server, "server")
     page.get_by_label("Management token").fill("hunter2")
@@ -192,7 +211,11 @@ def test_the_server_shows_what_it_is_and_its_settings_without_secrets(page: Any,
     expect(tiles.locator("dd").nth(1)).to_have_text(re.compile(r"\d+ s"))
     expect(tiles.locator("dd").nth(2)).to_have_text(re.compile(r"\d+ MiB"))
     settings = page.get_by_role("region", name="Settings", exact=True).last
-    for name, value in (("drain_timeout", "7"), ("models.echo.batch_size", "3"), ("management_token", "(hidden)")):
+    for name, value in (
+        ("drain_timeout", "7"),
+        ("models.echo.batch_size", "3"),
+        ("management_token", "(hidden)"),
+    ):
         expect(settings.get_by_role("row", name=name).locator("td").first).to_have_text(value)
     expect(settings.get_by_role("row", name="otlp_endpoint").locator("td").first).to_have_text("http://***@127.0.0.1:9")
     assert "hunter2" not in page.content()

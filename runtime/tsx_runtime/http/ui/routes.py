@@ -129,7 +129,8 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
 
     @router.get("/log")
     async def log_of_all() -> Response:
-        return _json(uistate.log_of(version for model in registry.models.values() for version in model.versions.values()))
+        models = registry.models.values()
+        return _json(uistate.log_of(version for model in models for version in model.versions.values()))
 
     @router.get("/log/{model}")
     async def log(model: str) -> Response:

@@ -133,7 +133,7 @@ def _error(error: LoggedError, version: ModelVersion) -> dict[str, Any]:
 
 
 def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
-    """Return the last lines that workers printed and that the server logged of them, oldest first."""
+    """Return the last lines that workers printed or the server logged of them, oldest first."""
     newest = heapq.merge(*map(_newest_lines, versions), key=lambda line: -line["at"])
     return sorted(islice(newest, MOST_LINES), key=lambda line: line["at"])
 
@@ -144,13 +144,18 @@ def _newest_lines(version: ModelVersion) -> Iterator[dict[str, Any]]:
 
 
 def describe_process(settings: Settings) -> dict[str, Any]:
-    """Return the memory of this process and of the machine, and the settings; it reads files of the system."""
+    """Return this process's and the machine's memory, and the settings. Reads files of the system."""
     return {
         "memory": psutil.Process().memory_info().rss,
         "free": free_memory(),
         "total": container_memory(),
         "settings": [
-            {"name": name, "value": value, "set": "." in name or name in settings.model_fields_set, "about": description_of(name)}
+            {
+                "name": name,
+                "value": value,
+                "set": "." in name or name in settings.model_fields_set,
+                "about": description_of(name),
+            }
             for name, value in displayed(settings).items()
         ],
     }
