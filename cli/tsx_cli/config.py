@@ -18,26 +18,15 @@ def config() -> None:
 @app.command()
 def show(config: Config = None, assignments: Assignments = None, as_json: AsJson = False) -> None:
     """Print each setting, its value and where that came from: command line, environment, tsx.toml or default."""
-    from tsx_runtime.settings.schema import MODELS, SECRETS  # here, as they are slow to import, and help must be quick
-    from tsx_runtime.shared.redaction import redacted_values
+    from tsx_runtime.settings.schema import description_of, displayed  # here, as slow to import: help must be quick
 
     settings, origins = read_settings(config, assignments)
-    shown = settings.model_dump(mode="json", exclude={MODELS})
-    for model, own in settings.models.items():
-        shown |= {f"{MODELS}.{model}.{name}": value for name, value in own.model_dump(exclude_none=True).items()}
-    values = {name: "(hidden)" if name in SECRETS and value else redacted_values(value) for name, value in shown.items()}
+    values = displayed(settings)
     if as_json:
         print_json({name: {"value": value, "origin": origins[name]} for name, value in values.items()})
         return
-    rows = [(name, _shown(value), origins[name], _what(name)) for name, value in values.items()]
+    rows = [(name, _shown(value), origins[name], description_of(name)) for name, value in values.items()]
     print_table(["setting", "value", "from", "what it is"], rows)
-
-
-def _what(name: str) -> str | None:
-    from tsx_runtime.settings.schema import MODELS, ModelSettings, Settings  # as above
-
-    fields = ModelSettings.model_fields if name.startswith(f"{MODELS}.") else Settings.model_fields
-    return fields[name.rpartition(".")[2]].description
 
 
 def _shown(value: object) -> str:

@@ -176,7 +176,7 @@ def test_samples_are_shown_and_requests_of_this_visit_can_be_sent_again(page: An
     expect(page.get_by_label("JSON", exact=True).last).to_have_value('{"light": 1}')
     history = page.get_by_role("region", name="History").get_by_role("button")
     expect(history).to_have_count(2)
-    page.get_by_role("link", name="Models").click()
+    page.get_by_role("navigation", name="Breadcrumb").get_by_role("link", name="Models").click()
     page.get_by_role("link", name="sampled").click()
     expect(history).to_have_count(2)  # also after a visit elsewhere
     history.filter(has_text="light.png").click()
@@ -293,7 +293,7 @@ def test_many_versions_and_models_are_distinguished(page: Any, start: Callable[.
         for number in range(1, 11):
             client.post("/models", params={"url": "odd.mar", "model_name": f"odd{number}", "initial_workers": 0})
     look(page, server)
-    rows = page.get_by_role("region", name="Models").locator("tbody tr")
+    rows = page.get_by_role("region", name="Models").locator("tbody tr th.name")
     expect(rows).to_have_count(11)
     page.get_by_label("Filter").fill("odd1")
     expect(rows).to_have_count(2)

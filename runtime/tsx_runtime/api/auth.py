@@ -92,8 +92,9 @@ class Guard(NamedTuple):
 _OPENS = {
     "inference": "A server on loopback takes predictions from programs and pages of this machine only, and one without a token takes none "
     "from pages of other sites. Add the host to allowed_hosts (* allows every host and page), or set cors_allowed_origin to the site.",
-    "management": "A server on loopback takes management and metrics calls from this machine only; to call it by another name, "
-    "give it that address and a token.",
+    "management": "A server on loopback takes management and metrics calls from this machine only. Behind a proxy, "
+    "let the proxy send the server's address as Host, and set cors_allowed_origin to the site of the page; "
+    "to call the server by another name, give it that address and a token.",
 }
 
 

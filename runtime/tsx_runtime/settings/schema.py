@@ -25,6 +25,7 @@ from tsx_runtime.settings.jobs import JobsStore
 from tsx_runtime.settings.model_limits import Accepts, OneOf, server_default, with_limits
 from tsx_runtime.settings.torchserve import Snapshot, Versions
 from tsx_runtime.settings.traffic_policy import Traffic
+from tsx_runtime.shared.redaction import redacted_values
 from tsx_runtime.wire import MAX_FIELD
 
 ROLES = ("inference", "management", "metrics")  # what a server does at the address of that name
@@ -445,3 +446,20 @@ NESTED = {MODELS, "model_versions", "model_snapshot"}  # no text on a command li
 SECRETS = frozenset(
     {"inference_token", "api_token", "keystore_pass", "management_token", "job_callback_secret", "job_callback_old_secret", "jobs_store"}
 )
+
+
+def displayed(settings: Settings) -> dict[str, Any]:
+    """Return all values without secrets; those of a model are named `models.MODEL.NAME`."""
+    values = settings.model_dump(mode="json", exclude={MODELS})
+    for model, overrides in settings.models.items():
+        own = overrides.model_dump(mode="json", exclude_none=True)
+        values |= {f"{MODELS}.{model}.{name}": value for name, value in own.items()}
+    for name, value in values.items():
+        values[name] = "(hidden)" if name in SECRETS and value else redacted_values(value)
+    return values
+
+
+def description_of(name: str) -> str | None:
+    """Return what a setting is for, by its name in `displayed`."""
+    fields = ModelSettings.model_fields if name.startswith(f"{MODELS}.") else Settings.model_fields
+    return fields[name.rpartition(".")[2]].description

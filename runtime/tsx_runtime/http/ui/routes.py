@@ -123,6 +123,15 @@ def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard
         registry.find(model)
         return _json(uistate.errors_of(registry.models[model].versions.values()))
 
+    @router.get("/server")
+    async def process() -> Response:
+        return _json(await asyncio.to_thread(uistate.describe_process, registry.settings))
+
+    @router.get("/log")
+    async def log_of_all() -> Response:
+        models = registry.models.values()
+        return _json(uistate.log_of(version for model in models for version in model.versions.values()))
+
     @router.get("/log/{model}")
     async def log(model: str) -> Response:
         registry.find(model)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import heapq
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_runtime.api.describe import Memory, describe_cache, describe_slo, limits_now
@@ -17,7 +21,8 @@ from tsx_runtime.core.telemetry.error_log import LoggedError
 from tsx_runtime.core.telemetry.time_series import SeriesPoint, TimeSeries
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.http.routes.traffic import natural
-from tsx_runtime.settings.schema import Settings
+from tsx_runtime.settings.schema import Settings, description_of, displayed
+from tsx_runtime.shared.memory import container_memory, free_memory
 from tsx_runtime.version import __version__
 
 MOST_LINES = 500
@@ -128,9 +133,32 @@ def _error(error: LoggedError, version: ModelVersion) -> dict[str, Any]:
 
 
 def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
-    """What workers printed and the server's log says of them, oldest first."""
-    lines = [line._asdict() | {"version": version.version} for version in versions for line in version.stats.error_log.lines]
-    return sorted(lines, key=lambda line: line["at"])[-MOST_LINES:]
+    """Return the last lines that workers printed or the server logged of them, oldest first."""
+    newest = heapq.merge(*map(_newest_lines, versions), key=lambda line: -line["at"])
+    return sorted(islice(newest, MOST_LINES), key=lambda line: line["at"])
+
+
+def _newest_lines(version: ModelVersion) -> Iterator[dict[str, Any]]:
+    for line in reversed(version.stats.error_log.lines):
+        yield line._asdict() | {"model": version.name, "version": version.version}
+
+
+def describe_process(settings: Settings) -> dict[str, Any]:
+    """Return this process's and the machine's memory, and the settings. Reads files of the system."""
+    return {
+        "memory": psutil.Process().memory_info().rss,
+        "free": free_memory(),
+        "total": container_memory(),
+        "settings": [
+            {
+                "name": name,
+                "value": value,
+                "set": "." in name or name in settings.model_fields_set,
+                "about": description_of(name),
+            }
+            for name, value in displayed(settings).items()
+        ],
+    }
 
 
 def archives_in(store: Path | None) -> list[str]:

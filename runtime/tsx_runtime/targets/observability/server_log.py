@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from tsx_runtime.core.models.model import Model
+from tsx_runtime.shared.redaction import redacted
 
 WORKER = "server"  # in place of a worker's id
 
@@ -26,7 +27,7 @@ class _VersionLogHandler(logging.Handler):
         model = self._models.get(named[1]) if named else None
         version = model.versions.get(named[2]) if model is not None and named else None
         if version is not None:
-            for line in text.splitlines():
+            for line in redacted(text).splitlines():
                 version.stats.error_log.add_line(record.created, WORKER, record.levelname.lower(), line)
 
 

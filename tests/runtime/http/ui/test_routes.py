@@ -10,19 +10,24 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from urllib.parse import urljoin
 
 import pytest
 
 from tests.support.models import make_model
 from tsx_runtime.api import samples
+from tsx_runtime.core.telemetry.error_log import ErrorLog
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.http.ui.routes import FOLDER, files
+from tsx_runtime.http.ui.state import log_of
+from tsx_runtime.settings.schema import Settings
 
 SECRET = "management-secret"
 BEARER = {"authorization": f"Bearer {SECRET}"}
-CALLS = ["state", "store", "errors/talker", "log/talker", "metrics/talker", "samples/talker/1.0", "samples/talker/1.0/a.png"]
+CALLS = ["state", "server", "store", "errors/talker", "log", "log/talker", "metrics/talker"]
+CALLS += ["samples/talker/1.0", "samples/talker/1.0/a.png"]
 SEEING = """
 class Seeing:
     input_kind = "image"
@@ -101,7 +106,7 @@ def test_its_files_are_sent_packed_to_those_that_can_read_them(server: Any) -> N
         assert ("content-encoding" in plain.headers, packed.headers["content-encoding"]) == (False, "gzip")
         assert plain.headers["vary"] == packed.headers["vary"] == "accept-encoding"
         sizes.append(int(packed.headers["content-length"]))
-    assert sum(sizes) < 80_000
+    assert sum(sizes) < 84_000
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fwire.py", "%2e%2e/wire.py", "..%5cwire.py", "app.js%00", "__pycache__", "http"])
@@ -312,6 +317,33 @@ def test_what_handlers_print_is_reported_with_the_worker_that_did(empty: Any, un
     reported = empty.management.get("/ui/api/log/printing").json()
     (worker,) = empty.management.get("/models/printing").json()[0]["workers"]
     assert {(line["worker"], line["stream"], line["version"]) for line in reported} == {(worker["id"], "stdout", "1.0")}
+
+
+def test_the_log_of_all_models_is_their_newest_lines() -> None:
+    versions = []
+    for name, start in (("old", 0), ("one", 1000), ("two", 1000)):
+        log = ErrorLog()
+        for number in range(400):
+            log.add_line(start + number, "9000", "stdout", f"{name} {number}")
+        versions.append(SimpleNamespace(name=name, version="1.0", stats=SimpleNamespace(error_log=log)))
+    lines = log_of(cast(Any, versions))
+    assert [line["at"] for line in lines] == [1150 + place // 2 for place in range(500)]
+    assert {line["model"] for line in lines} == {"one", "two"}
+
+
+def test_the_server_tells_its_memory_and_its_settings_without_secrets(locked: Any) -> None:
+    reported = locked.management.get("/ui/api/server", headers=BEARER).json()
+    assert 1_000_000 < reported["memory"] < reported["total"]
+    assert 0 < reported["free"] <= reported["total"]
+    settings = {setting["name"]: setting for setting in reported["settings"]}
+    assert settings["management_token"] | {"about": ""} == {"name": "management_token", "value": "(hidden)", "set": True, "about": ""}
+    assert settings["job_queue_size"] == {
+        "name": "job_queue_size",
+        "value": 100,
+        "set": False,
+        "about": Settings.model_fields["job_queue_size"].description,
+    }
+    assert SECRET not in json.dumps(reported)
 
 
 def test_a_model_that_does_not_load_says_why(empty: Any, until: Any) -> None:

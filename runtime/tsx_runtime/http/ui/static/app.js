@@ -4,19 +4,21 @@ import { kept, token } from "./api.js";
 import { h, say, show } from "./dom.js";
 import { jobsView } from "./jobs.js";
 import { listen, live, refresh } from "./live.js";
+import { logsView } from "./logs.js";
 import { modelView, TABS } from "./model.js";
 import { modelsView } from "./models.js";
+import { serverView } from "./server.js";
 import { askToken } from "./talk.js";
 
 const chosen = kept("localStorage", "tsx-theme");
 const main = document.getElementById("main");
+const VIEWS = { "": ["Models", modelsView], jobs: ["Jobs", jobsView], logs: ["Logs", logsView], server: ["Server", serverView] };
 let current = null; // {key, view}
 
-/** `#/` is the list, `#/jobs` the asynchronous requests, `#/model/NAME[/TAB[/DETAIL]]` one model. Null for any other. */
+/** `#/` and `#/jobs`, `#/logs`, `#/server` are views, `#/model/NAME[/TAB[/DETAIL]]` is one model. Null for any other. */
 export function parse(hash) {
-  const [first, kind, name, tab, ...rest] = hash.replace(/^#/, "").split("/");
-  if (!first && !kind) return { name: null };
-  if (!first && kind === "jobs" && !name) return { name: null, jobs: true };
+  const [first, kind = "", name, tab, ...rest] = hash.replace(/^#/, "").split("/");
+  if (!first && !name && Object.hasOwn(VIEWS, kind)) return { view: kind };
   if (first || kind !== "model" || !name || (tab && !(tab in TABS))) return null;
   try {
     return { name: decodeURIComponent(name), tab: tab || Object.keys(TABS)[0], detail: rest.map(decodeURIComponent).join("/") };
@@ -28,14 +30,20 @@ export function parse(hash) {
 function navigate() {
   if (!live.state) return;
   const place = parse(location.hash);
-  const name = place?.name ?? null;
-  const key = place === null ? `unknown ${location.hash}` : place.jobs ? "jobs" : name === null ? "models" : `model ${name}`;
+  const name = place?.name;
+  const key = place === null ? `unknown ${location.hash}` : name === undefined ? `view ${place.view}` : `model ${name}`;
   const moved = current !== null;
   if (current?.key !== key) {
     current?.view.close?.();
-    current = { key, view: place === null ? unknownView() : place.jobs ? jobsView() : name === null ? modelsView() : modelView(name) };
+    const [title, make] = place === null ? ["Not found", unknownView] : name === undefined ? VIEWS[place.view] : [name, () => modelView(name)];
+    current = { key, view: make() };
     main.replaceChildren(current.view.node);
-    document.title = `${place === null ? "Not found" : place.jobs ? "Jobs" : name ?? "Models"} · tsx`;
+    document.title = `${title} · tsx`;
+    const entry = place && `#/${place.view ?? ""}`; // a model belongs to Models
+    for (const link of document.querySelectorAll("#views a")) {
+      if (link.hash === entry) link.setAttribute("aria-current", name === undefined ? "page" : "true");
+      else link.removeAttribute("aria-current");
+    }
     if (moved) main.focus({ preventScroll: false });
   }
   current.view.select?.(place.tab, place.detail);
@@ -65,7 +73,6 @@ function update() {
     if (connection === "lost") main.replaceChildren(h("p", { class: "quiet" }, "Waiting for the server."));
     return;
   }
-  say(document.getElementById("version"), state.server.version);
   if (current === null) navigate();
   else current.view.update();
 }

@@ -1,8 +1,9 @@
 // The errors of a model, grouped by exception, with tracebacks, and its log.
 
 import { get, path } from "./api.js";
-import { field, h, keyed, say, show } from "./dom.js";
+import { h, keyed, say, show } from "./dom.js";
 import { clock, number } from "./format.js";
+import { logPanel } from "./logs.js";
 import { firstLines } from "./talk.js";
 import { watched } from "./watched.js";
 
@@ -47,7 +48,7 @@ export function errorsTab(name) {
     reveal(groups);
     await log.load();
   }, 2000);
-  const log = logPanel(name);
+  const log = logPanel(() => name);
   function reveal(groups) {
     const group = groups.find(({ errors }) => errors.some(({ request_ids: ids }) => ids.includes(wanted)));
     show(missing, wanted && !group);
@@ -119,31 +120,4 @@ function groupRow() {
       node.querySelector("summary").focus();
     },
   };
-}
-
-/** What workers print and the server says of them; it follows the newest line as long as one looks at the end. */
-function logPanel(name) {
-  const lines = h("div", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log" });
-  const filter = h("input", { type: "search", autocomplete: "off", spellcheck: "false", oninput: () => draw() });
-  let found = [];
-  const draw = () => {
-    const atEnd = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 30;
-    const wanted = filter.value.trim().toLowerCase();
-    keyed(lines, found.filter(({ text, worker, request_ids: ids = [] }) => `${worker} ${text} ${ids.join(" ")}`.toLowerCase().includes(wanted)), ({ version, number, at }) => `${version} ${number} ${at}`, logRow);
-    if (atEnd) lines.scrollTop = lines.scrollHeight;
-  };
-  return {
-    node: h("section", { class: "card", "aria-label": "Log" }, h("h2", {}, "Log"),
-      field("Filter", filter, "by text, worker or request id. Shows the last lines that workers printed from Python, and that the server logged about them"), lines),
-    async load() {
-      found = await get(`ui/api/log/${path(name)}`);
-      draw();
-    },
-  };
-}
-
-function logRow({ at, worker, stream, text, request_ids: ids }) {
-  const bad = ["error", "critical", "warn", "warning"].includes(stream);
-  const hint = ids?.length ? `printed while these requests ran: ${ids.join(", ")}` : null;
-  return { node: h("p", { class: bad ? "bad" : null, title: hint }, h("time", {}, clock(at)), h("span", { class: "quiet" }, worker), h("span", {}, text)) };
 }

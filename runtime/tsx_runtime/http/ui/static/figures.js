@@ -11,7 +11,7 @@ const WORDS = {
   READY: "ready", LOADING: "loading", UNLOADING: "ending", BACKING_OFF: "backing off", FAILED: "failed",
 };
 const CLASSES = { ready: "good", READY: "good", done: "good", queued: "busy", running: "busy", cancelled: "off", expired: "off", loading: "busy", LOADING: "busy", UNLOADING: "busy", idle: "off", asleep: "off" };
-const WORST = ["failed", "degraded", "loading", "idle", "asleep", "ready"];
+export const WORST = ["failed", "degraded", "loading", "idle", "asleep", "ready"];
 const MOST = 600; // seconds that are kept
 
 /** A state as a word with a colour; `update(state)`. */

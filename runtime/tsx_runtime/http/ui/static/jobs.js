@@ -57,7 +57,7 @@ function row(job, poll, answer) {
   const retry = h("button", { class: "small", onclick: () => done(act(retry, "POST", path("jobs", job.id, "retry"), {}, "The job is queued again.")) }, "Retry");
   const open = h("button", { class: "small", onclick: () => showAnswer(job.id, answer) }, "Show answer");
   return {
-    node: h("tr", {}, cells(COLUMNS, [h("th", { scope: "row", class: "code" }, job.id), h("td", {}, job.model, " ", version), h("td", {}, state.node), accepted, waited, ran, status, h("td", {}, h("div", { class: "row" }, cancel, retry, open))])),
+    node: h("tr", {}, cells(COLUMNS, [h("th", { scope: "row", class: "code" }, job.id), h("td", { class: "shortened", title: job.model }, job.model, " ", version), h("td", {}, state.node), accepted, waited, ran, status, h("td", {}, h("div", { class: "row" }, cancel, retry, open))])),
     update(now) {
       state.update(now.status >= 400 ? "failed" : now.state);
       say(version, now.version ?? "");
