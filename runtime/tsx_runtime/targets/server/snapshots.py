@@ -39,8 +39,7 @@ class Snapshots:
 
     def begin(self, registry: Registry) -> None:
         """From now on each change writes a snapshot."""
-        defaults = {name: model.default for name, model in registry.models.items()}
-        self._unloaded = lambda: _unloaded(registry, defaults)
+        self._unloaded = lambda: _unloaded(registry)
         self.write("startup", registry.models.values())
         registry.on_managed.append(lambda: self.write("snapshot", registry.models.values()))
 
@@ -108,14 +107,13 @@ def describe(models: Iterable[Model], name: str, created: int, store: Path | Non
     return json.dumps(saved.model_dump(by_alias=True, exclude_none=True), indent=2)
 
 
-def _unloaded(registry: Registry, defaults: Mapping[str, str]) -> Versions:
-    """The settings of what could not be loaded. It stays the default version until another one than at the start is."""
+def _unloaded(registry: Registry) -> Versions:
+    """The settings of what could not be loaded. It stays the default version until another one is chosen."""
     restored, versions = registry.settings.model_snapshot or Saved(), Versions()
     for name, number in registry.unloaded:
-        saved, model = restored.models[name][number], registry.models.get(name)
-        if model is not None and model.default != defaults.get(name):
-            saved = saved.model_copy(update={"default_version": False})
-        versions.setdefault(name, {})[number] = saved
+        saved, chosen = restored.models[name][number], registry.state.load(name).get("default", number)
+        is_default = saved.default_version and chosen == number
+        versions.setdefault(name, {})[number] = saved.model_copy(update={"default_version": is_default})
     return versions
 
 
