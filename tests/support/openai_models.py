@@ -21,10 +21,11 @@ class Writer:
     def decode(self, ids):
         return "".join(map(chr, ids))
 
-    def encode_chat(self, messages, tools=()):
+    def encode_chat(self, messages, tools=(), variables=None):
         if messages[0]["role"] == "assistant":
             raise InvalidInput("The chat template refuses a chat that the assistant begins.")
         shown = "".join(f"[{each['function']['name']}]" for each in tools)
+        shown += "".join(f"{name}={value};" for name, value in (variables or {}).items())
         return self.encode(shown + "\\n".join(f"{each['role']}: {each['content']}" for each in messages))
 
     def stream(self, prompt, sampling):

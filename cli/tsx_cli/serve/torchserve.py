@@ -87,6 +87,9 @@ def act(arguments: argparse.Namespace, words: Sequence[str]) -> int:
     if store is None or not store.is_dir():
         print("Missing mandatory parameter --model-store" if store is None else f"--model-store directory not found: {store}")
         return FAILED
+    if missing := missing_archive(setup.settings):
+        print(missing, file=sys.stderr)
+        return FAILED
     return become_server(words) if arguments.foreground else leave_running(words)
 
 
@@ -122,6 +125,16 @@ def missing_file(arguments: argparse.Namespace, env: Mapping[str, str]) -> str:
         return f"--ts-config file not found: {config}"
     if arguments.workflow_store and not arguments.workflow_store.is_dir():
         return f"--workflow-store directory not found: {arguments.workflow_store}"
+    return ""
+
+
+def missing_archive(settings: Settings) -> str:
+    """TorchServe's words for an archive that a snapshot names and that does not exist."""
+    for start in starts(settings) if settings.model_snapshot is not None else ():
+        if start.path is not None and not start.path.exists():
+            name, version = start.order.model_name, start.order.version
+            problem = f"InvalidSnapshotException: Model archive file for model :{name}, version :{version} not found in model store"
+            return f"{problem}: {start.path}. Put it there, or start without the snapshot: --ncs"
     return ""
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tsx_runtime.core.models.model import Model, ModelVersion
     from tsx_runtime.core.models.reply_cache import ReplyCache
+    from tsx_runtime.core.registry.registry import Registry
     from tsx_runtime.core.slo.attainment import SloReport
 
 PAGE = 100
@@ -136,10 +137,15 @@ def page_of(ordered: Sequence[ItemT], limit: int, start: int) -> tuple[Sequence[
     return ordered[start:following], str(following) if following < len(ordered) else None
 
 
-def not_ready(models: Iterable[Model]) -> list[NotReadyModel]:
+def not_ready(registry: Registry) -> list[NotReadyModel]:
     """The default versions that cannot serve now. One that is to have no workers is not waited for."""
-    waiting, now = [], time.monotonic()
-    for model in models:
+    now = time.monotonic()
+    waiting = [
+        NotReadyModel(model_name=name, model_version=version, reason="it could not be loaded at the start; its description says why")
+        for name, version in registry.unloaded
+        if name not in registry.models
+    ]
+    for model in registry.models.values():
         version = model.versions.get(model.default)
         if version is None or not version.min_workers or version.ready:
             continue

@@ -17,7 +17,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import WaitingJob
-from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, read_error
+from tsx_runtime.errors import BadRequest, LoadFailed, MethodNotAllowed, NoWorker, PredictionFailed, TsxError, read_error
 from tsx_runtime.metrics.gpu import read_gpus
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -57,7 +57,13 @@ class ManagementService:
         return list_models(self.registry.models.values(), limit, next_page_token)
 
     async def describe(self, model: str, version: str | None, customized: bool) -> DescribedModels:
-        default = self.registry.find(model, None if version == "all" else version)
+        number = None if version == "all" else version
+        try:
+            default = self.registry.find(model, number)
+        except TsxError as error:
+            unloaded = self.registry.unloaded_of(model, number).items()
+            text = "could not be loaded at the start; the next one tries again, unless it is unregistered"
+            raise type(error)(error.message + "".join(f"; version {key[1]} {text}: {reason}" for key, reason in unloaded)) from error
         versions = list(self.registry.models[model].versions.values()) if version == "all" else [default]
         workers = [worker for found in versions for worker in found.workers]
         gpus = await read_gpus() if any(worker.gpu_id is not None for worker in workers) else {}

@@ -68,7 +68,7 @@ class HealthService:
 
     def _status(self, service: str) -> HealthCheckResponse.ServingStatus:
         if service in self.services:
-            good = not not_ready(self.registry.models.values())
+            good = not not_ready(self.registry)
         else:
             name, _, number = service.partition("/")
             try:

@@ -55,7 +55,7 @@ class OpenInference:
         return self.messages.ServerLiveResponse(live=True)
 
     async def server_ready(self, request: Any, context: Context) -> Any:
-        ready = not self.registry.stopping and not not_ready(self.registry.models.values())
+        ready = not self.registry.stopping and not not_ready(self.registry)
         return self.messages.ServerReadyResponse(ready=ready)
 
     async def model_ready(self, request: Any, context: Context) -> Any:

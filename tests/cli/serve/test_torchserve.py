@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import urllib.error
 from pathlib import Path
 
 import psutil
@@ -74,6 +75,44 @@ def test_a_server_in_the_background_is_found_changed_restarted_and_stopped(torch
     assert torchserve.describe("other")["modelUrl"] == "echo.mar"
     assert torchserve.snapshots()[-1] == "startup"  # that of the one before
     assert torchserve.call("--stop", "--foreground")[:2] == (0, "TorchServe has stopped.\n")
+
+
+def test_an_archive_that_is_away_for_a_while_costs_no_model(torchserve: TorchServe) -> None:
+    """A volume that is mounted late, then a damaged file: the snapshot keeps the model in both cases."""
+    store = torchserve.place / "store"
+    for name in ("echo", "late"):
+        make_model(store / f"{name}.mar", ECHO, name=name)
+    torchserve.configure("load_models=all")
+    assert torchserve.start(*START)[0] == 0, torchserve.stderr
+    torchserve.request("PUT", f"{torchserve.management}/models/late?min_worker=0&max_worker=2&synchronous=true")
+    assert torchserve.call("--stop")[0] == 0
+    before = torchserve.snapshots()
+
+    (store / "late.mar").rename(torchserve.place / "late.mar")
+    code, _, err = torchserve.call(*START)
+    words = "InvalidSnapshotException: Model archive file for model :late, version :1.0 not found in model store"
+    assert (code, err.startswith(words)) == (1, True), err
+    assert "--ncs" in err
+    assert torchserve.snapshots() == before
+
+    (store / "late.mar").write_text("junk")
+    assert torchserve.start(*START)[0] == 0, torchserve.stderr
+    assert "late.mar is not served" in torchserve.stderr
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        torchserve.describe("late")
+    assert refused.value.code == 404
+    assert b"version 1.0 could not be loaded at the start" in refused.value.read()
+    with pytest.raises(urllib.error.HTTPError) as unready:
+        torchserve.request("GET", f"{torchserve.inference}/readyz")
+    assert unready.value.code == 503
+    assert {"late"} == {model["modelName"] for model in json.loads(unready.value.read())["notReady"]} - {"echo"}
+    torchserve.request("PUT", f"{torchserve.management}/models/echo?min_worker=0&max_worker=1&synchronous=true")
+    assert torchserve.call("--stop")[0] == 0
+
+    (torchserve.place / "late.mar").rename(store / "late.mar")
+    assert torchserve.start(*START)[0] == 0, torchserve.stderr
+    reported = torchserve.describe("late")
+    assert (reported["minWorkers"], reported["maxWorkers"]) == (0, 2)
 
 
 def test_in_the_foreground_the_command_is_the_server(torchserve: TorchServe) -> None:

@@ -12,7 +12,6 @@ from tsx_cli.bench.model.parts import times_of
 from tsx_cli.bench.model.results import OfferedLoad, PairedComparison, Point, Round, Trial, counted
 
 CHANCE = 0.9  # of the throughput of a load that was measured once: one of another load that is less is not that by chance
-LUCK = 0.7  # of a throughput that was measured once: all that is above this may be luck
 ALIKE = 0.95  # of the winner's throughput: what was measured apart from it and did as much may be as fast
 EQUAL = 0.97  # of it: what does as much, and differs within the noise, is as good
 KEPT_UP = 0.95  # of the requests that were due in an open loop; a server that answers fewer of them in the time is behind for good
@@ -116,13 +115,11 @@ def cost_per_million(price_per_hour: float, rate: float) -> float:
     return price_per_hour / (rate * 3600) * 1e6
 
 
-def winner_of(order: Iterable[int], trial: Callable[[int], Trial]) -> int | None:
-    """Of trials in their order, the best first: the first that was measured again, where one was that does not do far less; else the
-    first."""
-    positions = list(order)
-    most = _worth(trial(positions[0])) if positions else 0.0
-    again = (at for at in positions if _repeats(trial(at)) > 1 and _worth(trial(at)) >= LUCK * most)
-    return next(again, positions[0] if positions else None)
+def winner_of(order: Sequence[int], trial: Callable[[int], Trial]) -> int | None:
+    """The trial that did the most; of those that did about as much, one that was measured again comes first."""
+    figures = _figures(order, trial)
+    near = [at for at in order if figures[at] >= EQUAL * max(figures.values())]
+    return max(near, key=lambda at: (_repeats(trial(at)) > 1, figures[at]), default=None)
 
 
 def choose(order: Sequence[int], trial: Callable[[int], Trial], paired: Iterable[PairedComparison]) -> tuple[int | None, list[int]]:
@@ -138,14 +135,15 @@ def choose(order: Sequence[int], trial: Callable[[int], Trial], paired: Iterable
     faster = {pair.second if pair.ratio > 1 else pair.first: pair.first if pair.ratio > 1 else pair.second for pair in pairs if pair.real}
     if faster.get(leader) in order:  # a lucky round of the search makes a mean, and no comparison
         leader = faster[leader]
-    most, repeats = _worth(trial(leader)), _repeats(trial(leader))
+    figures, repeats = _figures(order, trial), _repeats(trial(leader))
+    most = figures[leader]
 
     def tied(at: int) -> bool:
         together = frozenset((leader, at))
-        return at != leader and (not real[together] if together in real else _worth(trial(at)) >= ALIKE * most)
+        return at != leader and (not real[together] if together in real else figures[at] >= ALIKE * most)
 
     rivals = [at for at in order if tied(at)]
-    equals = [at for at in rivals if _worth(trial(at)) >= EQUAL * most and _repeats(trial(at)) >= min(2, repeats)]
+    equals = [at for at in rivals if figures[at] >= EQUAL * most and _repeats(trial(at)) >= min(2, repeats)]
 
     def simplest(at: int) -> tuple[int, float]:
         point = trial(at).points[confirmed_best(trial(at).points) or 0]
@@ -160,6 +158,8 @@ def _repeats(trial: Trial) -> int:
     return 0 if best is None else len(trial.points[best].counted)
 
 
-def _worth(trial: Trial) -> float:
-    best = confirmed_best(trial.points)
-    return 0.0 if best is None else worth(trial.points[best])
+def _figures(order: Sequence[int], trial: Callable[[int], Trial]) -> dict[int, float]:
+    """The measured throughput of each trial; if all were disturbed, what it would be without that."""
+    points = {at: trial(at).points[confirmed_best(trial(at).points) or 0] for at in order}
+    shared = all(any(each.disturbed for each in point.counted) for point in points.values())
+    return {at: worth(point) if shared else point.throughput.value for at, point in points.items()}

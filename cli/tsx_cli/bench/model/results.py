@@ -329,6 +329,13 @@ class Results(Part):
     why: str = ""  # the winner, in a sentence or two
     notes: list[str] = Field(default_factory=list)  # what a reader of the figures must know
 
+    @property
+    def winner_leads(self) -> bool:
+        """Check whether no other configuration with the same answers has a higher throughput in the table."""
+        chosen = None if self.winner is None else self.trials[self.winner].chosen
+        same = [trial.chosen for trial in self.trials if trial.accuracy is None or trial.accuracy.allowed]
+        return chosen is not None and all(chosen.throughput.value >= other.throughput.value for other in same if other is not None)
+
 
 def now() -> str:
     """As results have a moment."""

@@ -83,7 +83,8 @@ def heading(results: Results) -> str:
         return "No configuration was chosen"
     if results.tied:
         return "Recommended, of several that differ within the noise"
-    return f"Highest throughput within {results.slo}" if results.slo else "Highest throughput"
+    what = "Highest throughput" if results.winner_leads else "Recommended"
+    return f"{what} within {results.slo}" if results.slo else what
 
 
 def best(results: Results) -> str:

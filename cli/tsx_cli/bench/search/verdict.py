@@ -42,14 +42,16 @@ def _winner(results: Results, winner: int) -> str:
     figures = f"{rounded(point.throughput.value)} requests/s with {point.offered}, {_tail(point)}"
     got = " for the processor time that it got" if any(each.disturbed for each in point.counted) else ""
     sentences = [f"{trial.how()} has the highest throughput{bound}{got}: {figures}."]
+    if not results.winner_leads:
+        sentences = [f"Recommended: {trial.how()}{bound}{got}: {figures}."]
     if results.tied:
         others = " and ".join(str(results.trials[each].how()) for each in results.tied[:NAMED])
         more = f" and {len(results.tied) - NAMED} more" if len(results.tied) > NAMED else ""
         tie = f"A tie of {trial.how()} and {others}{more}{bound}: the difference is within the noise."
-        sentences = [f"{tie} Recommended: {trial.how()}, as {_reason(results, winner)}: {figures}."]
+        sentences = [f"{tie} Recommended: {trial.how()}{_reason(results, winner)}: {figures}."]
     elif len(results.trials) > 1 and len(point.counted) < 2:
         sentences.append("It was measured once, as the time ended: --resume with a longer --time-limit compares it with others.")
-    if winner == results.baseline and not results.tied:
+    if winner == results.baseline and not results.tied and results.winner_leads:
         sentences.append(
             "That is the baseline, one worker and one request at a time: no other measured configuration has a higher throughput."
         )
@@ -66,12 +68,14 @@ def _winner(results: Results, winner: int) -> str:
 
 
 def _reason(results: Results, winner: int) -> str:
-    """Why it is recommended before those that it is tied with."""
+    """Why it is recommended before those that it is tied with, where a figure of the table says so."""
     one, tied = results.trials[winner], [results.trials[each] for each in results.tied]
     if all(one.how().workers < each.how().workers for each in tied):
-        return "it has the fewest workers"
+        return ", as it has the fewest workers"
     p99 = [point.latency.p99_ms for each in [one, *tied] if (point := each.chosen) is not None]
-    return "it has the lowest p99" if p99[0] == min(p99) else "it has the highest measured throughput"
+    if p99[0] == min(p99):
+        return ", as it has the lowest p99"
+    return ", as it has the highest measured throughput" if results.winner_leads else ""
 
 
 def _times(ratio: float) -> str:

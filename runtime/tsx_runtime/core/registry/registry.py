@@ -74,6 +74,8 @@ class Registry:
         self._background = TaskGroup()
         self._table = table = ModelTable(settings, self.state, self._downloads, self._background)
         self.models, self.withdraw, self.discard = table.models, table.withdraw, table.discard
+        # Why what a snapshot names could not be loaded at the start, by name and version.
+        self.unloaded: dict[tuple[str, str], str] = {}
         self.on_change, self.on_managed, self.on_readiness = table.on_change, table.on_managed, table.on_readiness
         self.traffic_manager = traffic = table.traffic
         self.find, self.route, self.set_default, self.rollback = traffic.find, traffic.route, traffic.set_default, traffic.rollback
@@ -139,6 +141,7 @@ class Registry:
         Raises ModelNotFound, BadRequest (the archive cannot be used), Conflict, LoadFailed, DownloadFailed, ModelFileExists.
         """
         version = await self._registrar.from_url(order, wait=wait, trust=trust)
+        self.unloaded.pop((version.name, version.version), None)
         self._table.tell_managed()
         return version
 
@@ -180,10 +183,25 @@ class Registry:
         return found
 
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """No new request finds it; what is accepted is answered first.
+        """No new request finds it; what is accepted is answered first. What could not be loaded at the start is forgotten.
 
         Raises CannotRemoveDefault, and CleanupTimeout, after which the model is there again.
         """
+        absent = self.unloaded_of(name, version)
+        if absent and (version is not None or name not in self.models):
+            for key in absent:
+                del self.unloaded[key]
+        else:
+            await self._unregister(name, version)
+        if name not in self.models and not self.unloaded_of(name):
+            self._table.traffic.forget(name)
+        self._table.tell_managed()
+
+    def unloaded_of(self, name: str, version: str | None = None) -> dict[tuple[str, str], str]:
+        """Select from `unloaded` one version of a model, or all of its versions."""
+        return {key: reason for key, reason in self.unloaded.items() if key[0] == name and version in (None, key[1])}
+
+    async def _unregister(self, name: str, version: str | None) -> None:
         found = self.find(name, version)
         if found.workflow:
             raise Conflict(
@@ -192,9 +210,6 @@ class Registry:
         if found.version == self.models[name].default and len(self.models[name].versions) > 1:
             raise CannotRemoveDefault(f"Cannot remove default version for model {name}")
         await self.withdraw(found)
-        if name not in self.models:
-            self._table.traffic.forget(name)
-        self._table.tell_managed()
 
     async def close(self, drain: float = 0.0) -> None:
         """End all workers; with `drain`, give accepted requests that many seconds first."""

@@ -238,8 +238,9 @@ class TrafficManager:
         now = self.now(name).renamed(old, new)
         self._undo[name] = [point._replace(state=point.state.renamed(old, new)) for point in self._undo.get(name, [])]
         self._traffic[name], model.default = now
-        if now.traffic != traffic or "default" in self._state.load(name):
-            self._keep(name, now, default=False)
+        chosen = self._state.load(name).get("default") == old
+        if now.traffic != traffic or chosen:
+            self._keep(name, now, default=chosen)
 
     def forget(self, name: str) -> None:
         """The model was removed for good, with its settings."""
@@ -282,13 +283,13 @@ class TrafficManager:
         self._tell_traffic(name)
 
     def _keep(self, name: str, now: TrafficState, *, default: bool) -> None:
-        """A default version that was not chosen is not kept: at the next start it may be another."""
+        """A default version that was not chosen is not kept: at the next start, the one chosen before may be there again."""
         saved = self._state.load(name)
         self._state.save(
             name,
             traffic=now.traffic.as_json(),
             digest=self._configured.get(name, NOTHING).digest(),
-            default=now.default if default or "default" in saved else None,
+            default=now.default if default else saved.get("default"),
             undo=[point.as_json() for point in self._undo.get(name, [])] or None,
         )
 

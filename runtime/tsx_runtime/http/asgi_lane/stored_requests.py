@@ -47,7 +47,7 @@ class RequestExecutor:
         try:
             found = self._registry.find(name, version or None)
         except TsxError:
-            return None
+            return 0 if self._registry.unloaded_of(name, version or None) else None
         return math.ceil(max(len(found.workers), found.asleep) * max(1, found.batch_size) * self._share)
 
     async def answer(self, job: JobRecord) -> StoredAnswer:

@@ -23,7 +23,7 @@ def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
         return json_answer(Health(status="Dead" if dead else "Alive"), 503 if dead else 200)
 
     async def readyz() -> Response:
-        waiting = not_ready(registry.models.values())
+        waiting = not_ready(registry)
         ready = not waiting and not registry.stopping
         status = "Stopping" if registry.stopping else "Ready" if ready else "Not ready"
         return json_answer(Readiness(status=status, not_ready=waiting), 200 if ready else 503)

@@ -134,7 +134,7 @@ def _add_server(router: APIRouter, registry: Registry) -> None:
         "/v2/health/ready", summary="Is the default version of every model ready", response_model=Ready, responses={503: {"model": Ready}}
     )
     async def ready() -> Response:
-        can = not registry.stopping and not not_ready(registry.models.values())
+        can = not registry.stopping and not not_ready(registry)
         return json_answer(Ready(ready=can), 200 if can else 503)
 
 

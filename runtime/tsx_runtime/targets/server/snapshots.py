@@ -16,7 +16,7 @@ from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.properties import format_properties
-from tsx_runtime.settings.torchserve import SNAPSHOT, VersionSettings
+from tsx_runtime.settings.torchserve import SNAPSHOT, Versions, VersionSettings
 from tsx_runtime.settings.torchserve import Snapshot as Saved
 from tsx_runtime.sources import is_hub
 
@@ -35,9 +35,11 @@ class Snapshots:
         self._base = {key: text for key, text in base.items() if key != SNAPSHOT}
         self._store = store
         self._clock = clock
+        self._unloaded: Callable[[], Versions] = dict
 
     def begin(self, registry: Registry) -> None:
         """From now on each change writes a snapshot."""
+        self._unloaded = lambda: _unloaded(registry)
         self.write("startup", registry.models.values())
         registry.on_managed.append(lambda: self.write("snapshot", registry.models.values()))
 
@@ -52,7 +54,8 @@ class Snapshots:
         try:
             private_directory(self._directory)
             path = self._directory / f"{self._time().strftime(STAMP)[:-3]}-{kind}.cfg"
-            text = format_properties(self._base | {SNAPSHOT: describe(models, path.name, created, self._store)})
+            described = describe(models, path.name, created, self._store, self._unloaded())
+            text = format_properties(self._base | {SNAPSHOT: described})
             with whole_file(path, mode=0o600, durable=False) as file:  # only this user's: a configuration may hold passwords
                 file.write(f"#Saving snapshot\n{text}".encode("ascii"))
             for old in _in_order(self._directory, ["snapshot"])[:-KEPT]:
@@ -84,16 +87,34 @@ def snapshot_to_start_from(directory: Path) -> Path | None:
     return last
 
 
-def describe(models: Iterable[Model], name: str, created: int, store: Path | None) -> str:
-    """Without the nodes of workflows: their workflow registers them, and could not beside others of their names."""
+def describe(models: Iterable[Model], name: str, created: int, store: Path | None, unloaded: Versions) -> str:
+    """Without the nodes of workflows: their workflow registers them, and could not beside others of their names.
+
+    `unloaded` is kept as it is, so that a file which is missing or damaged for a while costs no model.
+    """
     versions = {
         model.name: {version.version: _saved(version, version.version == model.default, store) for version in own}
         for model in models
         if (own := [version for version in model.versions.values() if not version.workflow])
     }
+    for model_name, absent in unloaded.items():
+        present = versions.setdefault(model_name, {})
+        if any(version.default_version for version in absent.values()):
+            present = {number: version.model_copy(update={"default_version": False}) for number, version in present.items()}
+        versions[model_name] = present | absent
     count = sum(map(len, versions.values()))
     saved = Saved(name=name, model_count=count, created=created, models=versions)
     return json.dumps(saved.model_dump(by_alias=True, exclude_none=True), indent=2)
+
+
+def _unloaded(registry: Registry) -> Versions:
+    """The settings of what could not be loaded. It stays the default version until another one is chosen."""
+    restored, versions = registry.settings.model_snapshot or Saved(), Versions()
+    for name, number in registry.unloaded:
+        saved, chosen = restored.models[name][number], registry.state.load(name).get("default", number)
+        is_default = saved.default_version and chosen == number
+        versions.setdefault(name, {})[number] = saved.model_copy(update={"default_version": is_default})
+    return versions
 
 
 def _saved(version: ModelVersion, is_default: bool, store: Path | None) -> VersionSettings:

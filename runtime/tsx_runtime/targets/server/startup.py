@@ -121,6 +121,9 @@ async def _register_or_log(registry: Registry, model: StartModel) -> ModelVersio
         return await _register(registry, model, wait=False)
     except TsxError as error:
         logger.error("%s is not served: %s", model.order.url, error.message)
+        name, version = model.order.model_name, model.order.version
+        if registry.settings.model_snapshot is not None and name and version:
+            registry.unloaded[name, version] = error.message
         return None
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from typing import Any
 
 from tsx_runtime.worker.exceptions import InvalidInput, in_words
@@ -35,17 +36,21 @@ class TextGenerator:
     def encode(self, text: str) -> list[int]:
         return self._tokens(text)
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
-        """By the chat template, ready for the assistant's turn. Raises `InvalidInput`."""
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), variables: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """By the chat template, ready for the assistant's turn. `variables`: of the template's own. Raises `InvalidInput`."""
         template = self._tokenizer.chat_template
         if not template:
             raise InvalidInput("This model has no chat template, so it takes plain text only: send a prompt instead of messages.")
         if tools and "tools" not in str(template):
             raise InvalidInput("This model's chat template takes no tools: send the request without them.")
+        if reserved := signature(self._tokenizer.apply_chat_template).parameters.keys() & (variables or {}):
+            raise InvalidInput(f"The field 'chat_template_kwargs' cannot set {', '.join(sorted(reserved))}, which the server sets itself.")
         chat_templates.begin(self.context_length)
         try:
             text = self._tokenizer.apply_chat_template(
-                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False
+                list(messages), tools=list(tools) or None, add_generation_prompt=True, tokenize=False, **variables or {}
             )
         except Exception as error:  # the boundary to the model's template, which raises whatever its author wrote
             raise InvalidInput(f"The model's chat template refuses these messages: {in_words(error)}") from error
@@ -77,6 +82,8 @@ class TextGenerator:
             raise InvalidInput(f"{text}{self.context_length} holds prompt and answer. {'Shorten it.' if prompt else 'Send some text.'}")
         if not 0 <= min(prompt) <= max(prompt) < self._vocabulary:
             raise InvalidInput(f"The prompt holds token ids that this model does not have: they are 0 to {self._vocabulary - 1}.")
+        if any(token >= self._vocabulary for token in sampling.logit_bias or ()):
+            raise InvalidInput(f"logit_bias holds token ids that this model does not have: they are 0 to {self._vocabulary - 1}.")
         sampling = with_defaults(sampling, self._defaults, room)
         return self._pieces(self._engine.generate(prompt, sampling), prompt, sampling)
 
@@ -118,4 +125,5 @@ def with_defaults(sampling: Sampling, defaults: Any, room: int) -> Sampling:
         temperature=temperature,
         top_k=getattr(defaults, "top_k", None) if top_k is None and draws else top_k,
         top_p=getattr(defaults, "top_p", None) if top_p is None and draws else top_p,
+        repetition_penalty=sampling.repetition_penalty or getattr(defaults, "repetition_penalty", None) or 1.0,
     )

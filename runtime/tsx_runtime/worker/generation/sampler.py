@@ -3,6 +3,9 @@
 The engine takes the token of the highest score. For a sequence that samples, the sampler chooses that token: it adds Gumbel noise to the
 scores that temperature, top-k and top-p leave, and the highest sum is a draw from their distribution (the Gumbel-max trick). The noise is
 a function of seed, position and token, so an answer can be repeated, whoever shares the batch. Greedy sequences keep their scores.
+
+Penalties need the tokens so far. The newest one may be on the device alone, since steps overlap there, so each sequence that has penalties
+has its counts of tokens on the device, and each step adds the token that it continues.
 """
 
 from __future__ import annotations
@@ -30,6 +33,34 @@ class NextToken(NamedTuple):
     sequence: str
     position: int
     arguments: dict[str, Any]  # those of `sampling_arguments`
+    state: Any  # the engine's
+
+
+class PenalizedSequence:
+    """A sequence whose scores change with its tokens, or by `logit_bias`.
+
+    `history`, of shape (3, vocabulary): how often each token was generated, how often it is in the prompt, and its bias.
+    """
+
+    history: torch.Tensor
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self._position = 0
+
+    def begin_step(self, row: NextToken, scores: torch.Tensor) -> bool:
+        """Check whether the token that the row continues is to be added. A step that is repeated has the same position."""
+        tokens, before, self._position = row.state.initial_tokens, self._position, row.position
+        if row.position != len(tokens):
+            return row.position > before
+        # The sequence begins, also anew after it lost its cache: then what it generated is part of the tokens.
+        prompt, vocabulary = row.state._true_initial_tokens or len(tokens), scores.shape[-1]
+        bias = scores.new_zeros(vocabulary)
+        if self.sampling.logit_bias:
+            bias[list(self.sampling.logit_bias)] = _on(scores, list(self.sampling.logit_bias.values()), torch.float32)
+        counts = [_on(scores, part, torch.int64).bincount(minlength=vocabulary) for part in (tokens[prompt:], tokens[:prompt])]
+        self.history = torch.stack([*counts, bias])
+        return False
 
 
 class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types here
@@ -39,6 +70,7 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
         super().__init__(LogitsProcessorList(others))
         self.rows: list[NextToken] = []  # of the batch
         self.only_continues = False  # it has a token of each sequence, and no prompts
+        self.penalized: dict[str, PenalizedSequence] = {}  # the event loop adds them
         self._logprobs: defaultdict[str, dict[int, tuple[torch.Tensor, Any]]] = defaultdict(dict)  # by sequence and position
 
     def check_kwargs(self, kwargs: dict[str, Any]) -> None:
@@ -46,7 +78,7 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
 
     def prepare_tensor_args(self, requests_in_batch: list[Any], arg_storage: torch.Tensor) -> torch.Tensor:
         states = [request.state for request in requests_in_batch if request.has_new_token]
-        self.rows = [NextToken(state.request_id, state.position_offset, state.logit_processor_kwargs or GREEDY) for state in states]
+        self.rows = [NextToken(state.request_id, state.position_offset, state.logit_processor_kwargs or GREEDY, state) for state in states]
         self.only_continues = all(request.query_length == 1 for request in requests_in_batch)
         super().prepare_tensor_args(requests_in_batch, arg_storage)
         return arg_storage
@@ -54,6 +86,8 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: torch.Tensor) -> torch.Tensor:
         """Scores of shape (sequences, vocabulary), fp32; in those that come back, the next token of each sequence has the highest."""
         given = scores = super().__call__(input_ids, scores, logits_processor_args)
+        if self.penalized:
+            scores = self._penalize(input_ids, scores)
         drawn = [(index, row) for index, row in enumerate(self.rows) if row.arguments["temperature"] > 0]
         if drawn:
             chosen_rows = _on(scores, [index for index, _ in drawn], torch.int64)
@@ -66,6 +100,19 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
                 of_chosen = logprobs.gather(-1, scores[index].argmax(-1, keepdim=True))
                 self._logprobs[row.sequence][row.position] = of_chosen, logprobs.topk(min(others, len(logprobs)))
         return scores
+
+    def _penalize(self, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """`tokens`: those that the rows continue, of shape (sequences,)."""
+        chosen = [(index, row, self.penalized[row.sequence]) for index, row in enumerate(self.rows) if row.sequence in self.penalized]
+        if not chosen:
+            return scores
+        chosen_rows = _on(scores, [index for index, *_ in chosen], torch.int64)
+        new = [[float(sequence.begin_step(row, scores))] for _, row, sequence in chosen]
+        histories = torch.stack([sequence.history for *_, sequence in chosen])
+        histories[:, 0].scatter_add_(1, tokens[chosen_rows, None].long(), _on(scores, new, torch.float32))
+        for (*_, sequence), history in zip(chosen, histories, strict=True):
+            sequence.history = history
+        return scores.index_copy(0, chosen_rows, penalized(scores[chosen_rows], histories, [each.sampling for *_, each in chosen]))
 
     def take_logprobs(self, sequence: str, position: int, token: int, finished: bool) -> TokenLogprob | None:
         """Of the token that follows so many tokens of the sequence, as the model gives them, without temperature and noise."""
@@ -80,6 +127,7 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
     def forget(self, sequences: Sequence[str]) -> None:
         for sequence in sequences:
             self._logprobs.pop(sequence, None)
+            self.penalized.pop(sequence, None)
 
 
 class SamplingRunner(ModelRunner):  # type: ignore[misc]  # as above
@@ -139,6 +187,19 @@ def draw(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor:
     seeds = _on(scores, [[each["seed"]] for each in arguments], torch.int64)
     positions = _on(scores, [[row.position] for row in rows], torch.int64)
     return tokens.gather(-1, (scores + gumbel(seeds, positions, tokens)).argmax(-1, keepdim=True))[:, 0]
+
+
+def penalized(scores: torch.Tensor, histories: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
+    """Scores of shape (sequences, vocabulary). `histories`: (sequences, 3, vocabulary), see `PenalizedSequence`.
+
+    The repetition penalty is that of https://arxiv.org/abs/1909.05858, the others are those of OpenAI's API.
+    """
+    generated, prompt, bias = histories.unbind(1)
+    penalties = [(each.repetition_penalty or 1.0, each.frequency_penalty, each.presence_penalty) for each in samplings]
+    repetition, frequency, presence = _on(scores, penalties, torch.float32)[:, :, None].unbind(1)
+    scores = scores + bias
+    repeated = torch.where(scores < 0, scores * repetition, scores / repetition)
+    return torch.where(generated + prompt > 0, repeated, scores) - generated * frequency - (generated > 0) * presence
 
 
 def _on(scores: torch.Tensor, values: list[Any], dtype: torch.dtype) -> torch.Tensor:

@@ -24,6 +24,7 @@ class ChatRequest(ChoicesRequest):
     top_logprobs: Logprobs = None
     tools: list[Tool] | None = None
     tool_choice: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ChatReply(ChoicesReply):
@@ -43,7 +44,7 @@ class ChatReply(ChoicesReply):
         )
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         head = {"id": new_id("chatcmpl-"), "object": kind, "model": request.model or model}
-        super().__init__(request, generator, [encode(generator, request.messages, tools)], sampling, head)
+        super().__init__(request, generator, [encode(generator, request.messages, tools, request.chat_template_kwargs)], sampling, head)
         names = [tool["function"]["name"] for tool in tools]
         self._tool_texts = [ToolText(names) for _ in self._choices] if tools else []
         self._calls: list[list[dict[str, Any]]] = [[] for _ in self._choices]

@@ -95,11 +95,16 @@ def choose_tools(tools: Sequence[Tool], choice: Any) -> tuple[list[dict[str, Any
     return shown_tools, kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
-def encode(generator: TextGenerator, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+def encode(
+    generator: TextGenerator,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    variables: Mapping[str, Any] | None = None,
+) -> list[int]:
     """Raises RefusedField where the chat template shows no tools, and InvalidInput."""
     chat = [message.for_template() for message in messages]
-    tokens = generator.encode_chat(chat, tools)
-    if tools and tokens == generator.encode_chat(chat):
+    tokens = generator.encode_chat(chat, tools, variables)
+    if tools and tokens == generator.encode_chat(chat, variables=variables):
         raise RefusedField(
             "The model's chat template knows no tools. Send the request without 'tools', or serve a model that has them.", "tools"
         )

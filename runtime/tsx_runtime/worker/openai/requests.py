@@ -19,10 +19,6 @@ HARMLESS = frozenset(
     }
 )
 NEUTRAL: Mapping[str, Any] = {  # of fields that are not supported, the value that means the same as none
-    "frequency_penalty": 0,
-    "presence_penalty": 0,
-    "repetition_penalty": 1,
-    "logit_bias": {},
     "modalities": ["text"],
     "suffix": "",
     "best_of": 1,
@@ -33,11 +29,23 @@ NEUTRAL: Mapping[str, Any] = {  # of fields that are not supported, the value th
     "include": [],
     "truncation": "disabled",
     "reasoning_effort": "none",
+    "reasoning": {},
+    "verbosity": "medium",
+    "chat_template_kwargs": {},
+    "ignore_eos": False,
+    "skip_special_tokens": True,
+    "min_tokens": 0,
+    "length_penalty": 1,
+    "stop_token_ids": [],
+    "top_logprobs": 0,
 }
 MOST_CHOICES = 16
 MOST_LOGPROBS = 20
+MOST_BIASES = 300
 
 Choices: TypeAlias = Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None
+Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)] | None
+TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=MOST_TOKENS, strict=False)]  # as the key of an object, a text
 Logprobs: TypeAlias = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None
 
 
@@ -71,6 +79,10 @@ class TextRequest(OpenAIRequest):
     top_k: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
     seed: Seed = None
     stop: Stops[str] | None = None
+    frequency_penalty: Penalty = None
+    presence_penalty: Penalty = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)] | None = None
 
     def sampling(self, generator: TextGenerator, model: str, max_tokens: int | None, **own: Any) -> Sampling:
         """`own`: what each API has in its own way. Raises RefusedField."""
@@ -85,6 +97,10 @@ class TextRequest(OpenAIRequest):
             top_k=self.top_k if self.top_k is None else max(self.top_k, 0),  # -1 is vLLM's word for all
             seed=self.seed,
             stop=tuple(stop for stop in self.stop or () if stop),
+            frequency_penalty=self.frequency_penalty or 0.0,
+            presence_penalty=self.presence_penalty or 0.0,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self.logit_bias,
             adapter=adapter,
             **own,
         )

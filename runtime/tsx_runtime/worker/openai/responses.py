@@ -7,22 +7,38 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tsx_runtime.worker.codecs.bodies import BodyObject, TokenCount
+from tsx_runtime.worker.codecs.bodies import BodyObject, RefusedField, TokenCount, shown
 from tsx_runtime.worker.generation.generator import TextGenerator
 from tsx_runtime.worker.generation.interface import TextPiece
 from tsx_runtime.worker.openai.messages import Message, encode
 from tsx_runtime.worker.openai.replies import Choice, TextFormat, continuations, event, new_id, schema_of
 from tsx_runtime.worker.openai.requests import TextRequest, read
 
-Input = Annotated[
-    list[Message],
-    BeforeValidator(lambda value: [{"role": "user", "content": value}] if value and isinstance(value, str) else value),
-    Field(min_length=1),
-]
+
+def _messages(given: Any) -> Any:
+    """A text, or a list of items, without the model's earlier reasoning, which no template reads. Raises RefusedField."""
+    if given and isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list):
+        return given
+    kinds = [item.get("type", "message") if isinstance(item, dict) else "message" for item in given]
+    for index, kind in enumerate(kinds):
+        if kind not in ("message", "reasoning"):
+            text = f"The field 'input[{index}]' is of type {shown(kind)}, which is not supported here. Send messages of text only"
+            raise RefusedField(f"{text}; /v1/chat/completions takes tool calls.", f"input[{index}]", code="invalid_value")
+    return [item for item, kind in zip(given, kinds, strict=True) if kind == "message"]
+
+
+Input = Annotated[list[Message], BeforeValidator(_messages), Field(min_length=1)]
 
 
 class TextShape(BodyObject):
     format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(BodyObject):
+    effort: Literal["none"] | None = None
 
 
 class ResponseRequest(TextRequest):
@@ -31,6 +47,8 @@ class ResponseRequest(TextRequest):
     max_output_tokens: TokenCount = None
     text: TextShape | None = None
     tool_choice: Literal["auto", "none"] | None = None
+    reasoning: Reasoning | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class ResponseReply:
@@ -45,7 +63,7 @@ class ResponseReply:
         schema = schema_of(request.text.format if request.text is not None else None)
         sampling = request.sampling(generator, model, request.max_output_tokens, json_schema=schema)
         self.streams = bool(request.stream)
-        self.continuations = continuations([encode(generator, messages)], sampling, 1, generator)
+        self.continuations = continuations([encode(generator, messages, variables=request.chat_template_kwargs)], sampling, 1, generator)
         self._choice = Choice()
         self._message_id = new_id("msg_")
         self._number = 0

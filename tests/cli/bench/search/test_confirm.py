@@ -154,10 +154,13 @@ def test_one_round_each_is_no_comparison() -> None:
     assert confirm(Machine(lambda at, number: one_round((75, 190)[at], 20), trials(75, 190), options, left=-0.5)) == []
 
 
-def test_a_figure_that_was_measured_once_does_not_win_over_those_that_were_measured_again() -> None:
-    made = trials(100, 150, 200)
-    with_round(made[1].points, OfferedLoad(connections=4), one_round(150, 20), SLO)
+def test_of_those_that_do_about_as_much_one_that_was_measured_again_wins() -> None:
+    made = trials(100, 198, 200)
+    with_round(made[1].points, OfferedLoad(connections=4), one_round(198, 20), SLO)
     assert winner_of(ranking(made), made.__getitem__) == 1
+    far = trials(100, 161, 200)
+    with_round(far[1].points, OfferedLoad(connections=4), one_round(161, 20), SLO)
+    assert winner_of(ranking(far), far.__getitem__) == 2
     assert winner_of([2, 0], made.__getitem__) == 2
     assert winner_of([], made.__getitem__) is None
 

@@ -24,6 +24,14 @@ def test_chat(client):
     assert (answer.model, answer.object, answer.id[:9]) == ("writer", "chat.completion", "chatcmpl-")
 
 
+def test_variables_of_the_chat_template_are_part_of_the_prompt(client):
+    for more, tokens in (({}, 15), ({"chat_template_kwargs": {}}, 15), ({"chat_template_kwargs": {"enable_thinking": False}}, 37)):
+        answer = client.chat.completions.create(model="writer", messages=said("hello"), extra_body=more)
+        assert (answer.choices[0].message.content, answer.usage.prompt_tokens) == ("hello", tokens)
+    answer = client.responses.create(model="writer", input="say hi", extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    assert (answer.output_text, answer.usage.input_tokens) == ("hi", 12 + 22)
+
+
 def test_chat_streams(client):
     stream = client.chat.completions.create(model="writer", messages=said("hello"), stream=True, stream_options={"include_usage": True})
     *chunks, last = list(stream)
@@ -116,6 +124,26 @@ def test_responses(client):
         *("created", "in_progress", "output_item.added", "content_part.added", "output_text.delta", "output_text.delta"),
         *("output_text.done", "content_part.done", "output_item.done", "completed"),
     ]
+
+
+def test_responses_go_on_without_the_models_earlier_reasoning(client):
+    items: list[Any] = [
+        {"type": "message", "role": "user", "content": "say ho"},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        {"role": "assistant", "content": "ho"},
+        {"role": "user", "content": "say hi"},
+    ]
+    asked = {"model": "writer", "input": items, "reasoning": {"effort": None}, "text": {"format": {"type": "text"}}}
+    answer = client.responses.create(**asked, extra_body={"text": {"verbosity": None}})
+    assert (answer.output_text, answer.usage.input_tokens) == ("hi", len("user: say ho\nassistant: ho\nuser: say hi"))
+
+
+@pytest.mark.parametrize("kind", ["function_call", "function_call_output", "item_reference", "web_search_call"])
+def test_an_item_that_is_no_message_is_named_by_its_type(client, kind):
+    items: list[Any] = [{"role": "user", "content": "say hi"}, {"type": kind, "id": "x", "call_id": "c", "name": "f", "arguments": "{}"}]
+    with pytest.raises(openai.BadRequestError, match=f"'input\\[1\\]' is of type .*{kind}") as caught:
+        client.responses.create(model="writer", input=items)
+    assert caught.value.param == "input[1]"
 
 
 def test_embeddings(client):

@@ -11,16 +11,21 @@ from pathlib import Path
 import pytest
 
 from tests.support.models import make_model
+from tsx_runtime.api.describe import not_ready
+from tsx_runtime.api.management_service import ManagementService
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.rollouts.policy import RolloutPlan
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.errors import ModelNotFound, SettingError
+from tsx_runtime.http.asgi_lane.stored_requests import RequestExecutor
+from tsx_runtime.jobs.store import StoredRequest
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.settings.torchserve import Snapshot
+from tsx_runtime.settings.traffic_policy import parse_traffic
 from tsx_runtime.targets.server.snapshots import KEPT, Snapshots, last_snapshot, snapshot_to_start_from
-from tsx_runtime.targets.server.startup import models_from_settings, register_all
+from tsx_runtime.targets.server.startup import load_all, models_from_settings, register_all, start_model
 from tsx_runtime.wire import request_meta
 
 NOOP = "def handle(data, context):\n    return data\n"
@@ -35,6 +40,10 @@ def with_registry(settings: Settings, test: Callable[[Registry], Awaitable[None]
             await registry.close()
 
     asyncio.run(run())
+
+
+async def unread(id: str) -> StoredRequest | None:
+    raise AssertionError(f"job {id} was read")
 
 
 def kinds(directory: Path) -> list[str]:
@@ -90,6 +99,129 @@ def test_what_was_served_is_what_the_next_server_serves(tmp_path: Path) -> None:
         assert registry.find("noop").version == "2.0"
 
     with_registry(settings, serve_again)
+
+
+def restored(place: Path, store: Path) -> Settings:
+    last = last_snapshot(place)
+    assert last is not None
+    return load_settings({"model_store": store}, {}, last)[0]
+
+
+def written(place: Path) -> dict[tuple[str, str], tuple[bool, int | None]]:
+    """By model and version of the last snapshot: whether it is the default one, and its batch size."""
+    snapshot = restored(place, place).model_snapshot
+    assert snapshot is not None
+    return {
+        (name, number): (version.default_version, version.batch_size)
+        for name, versions in snapshot.models.items()
+        for number, version in versions.items()
+    }
+
+
+def test_what_cannot_be_loaded_stays_written_until_it_is_unregistered(tmp_path: Path) -> None:
+    store, place = tmp_path / "store", tmp_path / "config"
+    store.mkdir()
+    names = ("noop1.0", "noop2.0", "other1.0", "third1.0")
+    for name in names:
+        make_model(store / f"{name}.mar", NOOP, name=name[:-3], version=name[-3:])
+    snapshots = Snapshots(place, {}, store)
+
+    async def serve(registry: Registry) -> None:
+        snapshots.begin(registry)
+        for name in names:
+            await registry.register(RegisterOrder(url=f"{name}.mar", initial_workers=0, batch_size=4))
+        registry.set_default("noop", "2.0")
+        registry.set_traffic("noop", parse_traffic({"labels": {"stable": "2.0"}, "weights": {"1.0": 1, "2.0": 3}}))
+
+    with_registry(Settings(model_store=store), serve)
+    all_of_them = {
+        ("noop", "1.0"): (False, 4),
+        ("noop", "2.0"): (True, 4),
+        ("other", "1.0"): (True, 4),
+        ("third", "1.0"): (True, 4),
+    }
+    assert written(place) == all_of_them
+    for name in ("noop2.0", "other1.0", "third1.0"):
+        (store / f"{name}.mar").rename(tmp_path / name)
+        (store / f"{name}.mar").write_text("junk")
+
+    async def serve_what_is_left(registry: Registry) -> None:
+        await register_all(registry, models_from_settings(registry.settings))
+        snapshots.begin(registry)
+        assert registry.find("noop").version == "1.0"
+        assert written(place) == all_of_them
+        assert sorted(model.model_name for model in not_ready(registry)) == ["other", "third"]
+        executor = RequestExecutor(registry, 1.0, 1, unread)
+        assert [executor.places(target) for target in (("other", ""), ("noop", "2.0"), ("noop", "3.0"), ("none", ""))] == [0, 0, None, None]
+        with pytest.raises(ModelNotFound, match=r"version 1\.0 could not be loaded at the start"):
+            await ManagementService(registry).describe("other", None, customized=False)
+        await registry.unregister("other")
+        with pytest.raises(ModelNotFound):
+            await registry.unregister("other")
+        (store / "third1.0.mar").unlink()
+        (tmp_path / "third1.0").rename(store / "third1.0.mar")
+        await registry.register(RegisterOrder(url="third1.0.mar", initial_workers=0))
+        await registry.unregister("third")
+        registry.set_traffic("noop", parse_traffic({"labels": {"stable": "2.0"}}))
+        assert written(place) == {key: value for key, value in all_of_them.items() if key[0] == "noop"}
+
+    with_registry(restored(place, store), serve_what_is_left)
+    (store / "noop2.0.mar").unlink()
+    (tmp_path / "noop2.0").rename(store / "noop2.0.mar")
+
+    async def serve_again(registry: Registry) -> None:
+        await register_all(registry, models_from_settings(registry.settings))
+        assert (registry.find("noop").version, registry.find("noop", "stable").version) == ("2.0", "2.0")
+
+    with_registry(restored(place, store), serve_again)
+
+
+def test_a_default_version_that_is_chosen_while_another_is_away_stays(tmp_path: Path) -> None:
+    store, place = tmp_path / "store", tmp_path / "config"
+    store.mkdir()
+    for version in ("1.0", "2.0"):
+        make_model(store / f"noop{version}.mar", NOOP, name="noop", version=version)
+    address = "http://127.0.0.1:9/away.mar"  # nobody listens there
+    versions = {number: {"marName": f"noop{number}.mar", "minWorkers": 0} for number in ("1.0", "2.0")}
+    snapshot = Snapshot.model_validate(
+        {"models": {"noop": {**versions, "3.0": {"marName": address, "minWorkers": 0, "defaultVersion": True}}}}
+    )
+
+    async def serve(registry: Registry) -> None:
+        await register_all(registry, models_from_settings(registry.settings))
+        Snapshots(place, {}, store).begin(registry)
+        assert written(place)["noop", "3.0"][0]
+        registry.set_default("noop", "2.0")
+        assert [key[1] for key, (is_default, _) in written(place).items() if is_default] == ["2.0"]
+
+    with_registry(Settings(model_store=store, model_snapshot=snapshot), serve)
+
+
+@pytest.mark.parametrize("saved", ["2.0", None])
+def test_a_chosen_default_version_survives_a_start_without_it(tmp_path: Path, saved: str | None) -> None:
+    """Changes of the traffic keep the choice, though another version is the default one meanwhile."""
+    for version in ("1.0", "2.0"):
+        make_model(tmp_path / f"noop{version}.mar", NOOP, name="noop", version=version)
+    settings = Settings(model_store=tmp_path, state_dir=tmp_path / "state")
+
+    async def serve(registry: Registry, *versions: str) -> None:
+        await load_all(registry, [start_model(tmp_path / f"noop{version}.mar") for version in versions])
+
+    async def choose(registry: Registry) -> None:
+        await serve(registry, "1.0", "2.0")
+        if saved is not None:
+            registry.set_default("noop", saved)
+
+    async def change_the_traffic(registry: Registry) -> None:
+        await serve(registry, "1.0")
+        registry.set_traffic("noop", parse_traffic({"labels": {"stable": "1.0"}}))
+
+    async def start_again(registry: Registry) -> None:
+        await serve(registry, "1.0", "2.0")
+        assert registry.find("noop").version == (saved or "1.0")
+
+    for life in (choose, change_the_traffic, start_again):
+        with_registry(settings, life)
 
 
 @pytest.mark.usefixtures("processes")

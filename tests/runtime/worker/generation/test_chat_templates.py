@@ -118,3 +118,17 @@ def test_each_rendering_may_write_as_much_as_the_first(tokenizer: Any) -> None:
     made = generator(tokenizer, "{{ ('x' * (messages[0].content | length)) | length }}")
     for _ in range(5):
         assert made.decode(made.encode_chat([{"role": "user", "content": "y" * 3_000_000}])) == "3000000"
+
+
+def test_variables_of_a_request_reach_the_template(tokenizer: Any) -> None:
+    made = generator(tokenizer, "{% if enable_thinking is defined and not enable_thinking %}quiet {% endif %}{{ messages[0].content }}")
+    messages = [{"role": "user", "content": "hello"}]
+    read = [made.decode(made.encode_chat(messages, variables=given)) for given in (None, {"other": 1}, {"enable_thinking": False})]
+    assert read == ["hello", "hello", "quiet hello"]
+
+
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "tools", "return_dict", "messages"])
+def test_variables_cannot_stand_for_what_the_server_sets(tokenizer: Any, name: str) -> None:
+    made = generator(tokenizer, "{{ messages[0].content }}")
+    with pytest.raises(InvalidInput, match=name):
+        made.encode_chat([{"role": "user", "content": "hello"}], variables={name: "{{ 1 }}"})

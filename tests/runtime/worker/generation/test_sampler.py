@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers.generation.logits_process import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from tsx_runtime.worker.generation.interface import Sampling
-from tsx_runtime.worker.generation.sampler import Sampler, folded, gumbel, sampling_arguments
+from tsx_runtime.worker.generation.sampler import PenalizedSequence, Sampler, folded, gumbel, sampling_arguments
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
@@ -51,6 +54,92 @@ def test_a_draw_depends_on_seed_and_position_and_on_no_neighbour() -> None:
     alone = [draw([(mine, position)])[0] for position in range(50)]
     assert [draw([*others, (mine, position)])[-1] for position in range(50)] == alone
     assert [draw([(Sampling(temperature=1.5, seed=12346), position)])[0] for position in range(50)] != alone
+
+
+class PenalizedBatch:
+    """Sequences in one sampler, of which each step has one token of each. It draws nothing: the scores are its result."""
+
+    def __init__(self, samplings: list[Sampling], prompts: list[list[int]]) -> None:
+        self.sampler = Sampler([])
+        self.samplings = samplings
+        self.sampler.penalized = {str(index): PenalizedSequence(each) for index, each in enumerate(samplings) if each.changes_scores}
+        self.states = [
+            SimpleNamespace(
+                logit_processor_kwargs={}, position_offset=len(prompt), request_id=str(index), initial_tokens=prompt, _true_initial_tokens=0
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+
+    def step(self, last: list[int], scores: torch.Tensor, at: int = 0) -> torch.Tensor:
+        futures: Any = [SimpleNamespace(state=state, has_new_token=True, query_length=1) for state in self.states]
+        for state in self.states:
+            state.position_offset = len(state.initial_tokens) + at
+        rows = self.sampler.prepare_tensor_args(futures, torch.empty((0, len(futures)), dtype=torch.int32))
+        return self.sampler(torch.tensor(last, dtype=torch.int32), scores, rows)
+
+
+def expected_scores(scores: torch.Tensor, sampling: Sampling, prompt: list[int], generated: list[int]) -> torch.Tensor:
+    """By transformers' own processors, and by OpenAI's definition for what it has none for."""
+    tokens = torch.tensor([prompt + generated])
+    processors = LogitsProcessorList()
+    if sampling.logit_bias:
+        processors.append(SequenceBiasLogitsProcessor([[[token], value] for token, value in sampling.logit_bias.items()]))
+    processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty or 1.0))
+    expected = processors(tokens, scores[None].clone())[0]
+    for token in set(generated):
+        expected[token] -= generated.count(token) * sampling.frequency_penalty + sampling.presence_penalty
+    return expected
+
+
+penalties = st.floats(-2, 2, width=32)
+samplings = st.builds(
+    Sampling,
+    temperature=st.just(0.0),
+    frequency_penalty=penalties,
+    presence_penalty=penalties,
+    repetition_penalty=st.none() | st.floats(0.25, 8, width=32),
+    logit_bias=st.none() | st.dictionaries(st.integers(0, 11), st.floats(-100, 100, width=32).filter(bool), min_size=1),
+)
+
+
+@given(st.lists(st.tuples(samplings, st.lists(st.integers(0, 11), min_size=1, max_size=6)), min_size=1, max_size=5), st.data())
+def test_scores_are_those_of_transformers_processors_in_any_batch(sequences: list[tuple[Sampling, list[int]]], data: st.DataObject) -> None:
+    sequences = [*sequences, (Sampling(temperature=0.0), [1])]
+    batch = PenalizedBatch([sampling for sampling, _ in sequences], [prompt for _, prompt in sequences])
+    generated: list[list[int]] = [[] for _ in sequences]
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    for step in range(5):
+        scores = torch.randn(len(sequences), 12) * 4
+        last = [tokens[-1] if tokens else prompt[-1] for tokens, (_, prompt) in zip(generated, sequences, strict=True)]
+        for _ in range(data.draw(st.integers(1, 2), label="a step may be repeated")):
+            adjusted = batch.step(last, scores, step)
+        expected = [
+            expected_scores(row, sampling, prompt, tokens)
+            for row, (sampling, prompt), tokens in zip(scores, sequences, generated, strict=True)
+        ]
+        torch.testing.assert_close(adjusted, torch.stack(expected))
+        assert torch.equal(adjusted[-1], scores[-1])
+        for tokens in generated:
+            tokens.append(data.draw(st.integers(0, 11)))
+
+
+def test_a_sequence_that_begins_anew_counts_what_it_had_generated() -> None:
+    sampling = Sampling(temperature=0.0, frequency_penalty=1.0, repetition_penalty=2.0)
+    batch = PenalizedBatch([sampling], [[1, 2]])
+    scores = torch.arange(12.0)[None] - 6
+    for step, last in enumerate((2, 5, 5)):
+        batch.step([last], scores, step)
+    batch.states[0].initial_tokens, batch.states[0]._true_initial_tokens = [1, 2, 5, 5], 2
+    assert torch.equal(batch.step([5], scores)[0], expected_scores(scores[0], sampling, [1, 2], [5, 5]))
+    batch.sampler.forget(["0"])
+    assert not batch.sampler.penalized
+
+
+def test_without_penalties_scores_stay_the_same_tensor() -> None:
+    batch = PenalizedBatch([Sampling(temperature=0.0, repetition_penalty=1.0, logit_bias={})], [[1]])
+    batch.states[0].logit_processor_kwargs = sampling_arguments(Sampling(temperature=0.0), 0)
+    scores = torch.zeros(1, 12)
+    assert batch.step([1], scores) is scores
 
 
 def test_logprobs_belong_to_a_position_whatever_was_computed_twice() -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessor
 
 from tests.runtime.worker.generation.conftest import Run
 from tests.support.language_models import CONTEXT, bpe_tokenizer
@@ -102,6 +104,85 @@ def test_a_seed_repeats_an_answer_whoever_shares_the_batch(engine: TransformersE
     alone, _ = run(collect(engine, ids(TEXTS[0]), DRAWN))
     assert run(beside_others()) == alone
     assert run(collect(engine, ids(TEXTS[0]), Sampling(max_tokens=24, temperature=0.9, seed=8)))[0] != alone
+
+
+PENALIZED = (
+    Sampling(max_tokens=24, temperature=0.0, repetition_penalty=1.7),
+    Sampling(max_tokens=24, temperature=0.0, frequency_penalty=1.5, presence_penalty=-0.5),
+    Sampling(max_tokens=24, temperature=0.0, logit_bias={7: 3.0, 90: -100.0, 12: 2.5}),
+    Sampling(
+        max_tokens=24, temperature=0.0, repetition_penalty=0.8, frequency_penalty=2.0, presence_penalty=2.0, logit_bias={5: 4.0, 33: 6.0}
+    ),
+)
+
+
+class OpenAIPenalties(LogitsProcessor):  # type: ignore[misc]  # transformers has no types here
+    """The definition in OpenAI's API reference, of which transformers has no processor."""
+
+    def __init__(self, prompt: int, sampling: Sampling) -> None:
+        self.prompt, self.sampling = prompt, sampling
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = input_ids[0, self.prompt :].bincount(minlength=scores.shape[-1])
+        return scores - counts * self.sampling.frequency_penalty - (counts > 0) * self.sampling.presence_penalty
+
+
+def generate(model: Any, prompt: list[int], sampling: Sampling) -> list[int]:
+    """What transformers' own `generate` continues, with its own processors for what it has."""
+    bias = None if sampling.logit_bias is None else [[[token], value] for token, value in sampling.logit_bias.items()]
+    found = model.generate(
+        torch.tensor([prompt], device=DEVICE),
+        max_new_tokens=sampling.max_tokens,
+        do_sample=False,
+        sequence_bias=bias,
+        repetition_penalty=sampling.repetition_penalty,
+        logits_processor=[OpenAIPenalties(len(prompt), sampling)],
+    )
+    return list(found[0][len(prompt) :].tolist())
+
+
+def test_penalties_and_biases_are_those_of_generate_alone_and_beside_others(
+    engine: TransformersEngine, run: Run, model: Any, wanted: list[list[int]]
+) -> None:
+    requests = [(ids(text), sampling) for text in TEXTS for sampling in PENALIZED]
+    expected = [generate(model, *request) for request in requests]
+    plain = [tokens for tokens in wanted for _ in PENALIZED]
+    assert [found == tokens for found, tokens in zip(expected, plain, strict=True)].count(True) < len(requests) // 4
+    assert [run(collect(engine, *request))[0] for request in requests] == expected
+
+    async def together() -> list[list[int]]:
+        others = [collect(engine, ids(text), sampling) for text in TEXTS for sampling in (GREEDY, DRAWN)]
+        both = await asyncio.gather(*(collect(engine, *request) for request in requests), *others)
+        return [found for found, _ in both]
+
+    found = run(together())
+    assert found[: len(requests)] == expected
+    assert found[len(requests) :: 2] == wanted
+    assert not engine._lanes[None].sampler.penalized
+
+
+@small_pages
+def test_a_sequence_that_loses_its_cache_keeps_its_penalties(llama: Path, run: Run, model: Any) -> None:
+    """Three sequences that do not fit the cache together: the engine takes the cache of some of them away for a while."""
+    engine = start(run, model_of(llama), max_sequences=3, cache_memory=300_000)
+    requests = [(ids(text), replace(PENALIZED[1], max_tokens=engine.context_length - len(ids(text)))) for text in TEXTS[:3]]
+    scheduler = engine._lanes[None]._manager.batch_processor.scheduler
+
+    async def together() -> tuple[list[list[int]], int]:
+        tasks = [asyncio.create_task(collect(engine, *request)) for request in requests]
+        lost: set[str] = set()
+        while not all(task.done() for task in tasks):
+            states = [*scheduler.waiting_requests.values()]
+            lost |= {state.request_id for state in states if state._true_initial_tokens}
+            await asyncio.sleep(0)
+        return [task.result()[0] for task in tasks], len(lost)
+
+    try:
+        found, lost = run(together())
+        assert lost
+        assert found == [generate(model, *request) for request in requests]
+    finally:
+        run(engine.close())
 
 
 def test_logprobs_are_those_of_the_model(engine: TransformersEngine, run: Run, model: Any) -> None:

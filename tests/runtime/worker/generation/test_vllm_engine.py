@@ -134,7 +134,7 @@ def test_tokens_come_as_vllm_gives_them(run: Run, engine_class: Any) -> None:
     assert FakeLLM.made.is_shut
 
 
-def test_a_schema_and_an_adapter_reach_vllm(run: Run, engine_class: Any, tmp_path: Path) -> None:
+def test_a_schema_an_adapter_and_penalties_reach_vllm(run: Run, engine_class: Any, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 12}')
     engine = load(run, engine_class, adapters={"polite": tmp_path})
     assert (FakeLLM.made.arguments["max_loras"], FakeLLM.made.arguments["max_lora_rank"]) == (1, 16)
@@ -142,7 +142,10 @@ def test_a_schema_and_an_adapter_reach_vllm(run: Run, engine_class: Any, tmp_pat
     params, lora = FakeLLM.made.calls[-1]
     assert params["structured_outputs"].named == {"json": {"type": "object"}}
     assert lora.values == ("polite", 1, str(tmp_path))
-    run(collect(engine, [3], Sampling(max_tokens=2, json_schema={})))
+    run(collect(engine, [3], Sampling(max_tokens=2, json_schema={}, frequency_penalty=1.0, presence_penalty=0.5, logit_bias={3: 2.0})))
+    penalties = {"frequency_penalty": 1.0, "presence_penalty": 0.5, "repetition_penalty": 1.0, "logit_bias": {3: 2.0}}
+    assert FakeLLM.made.calls[-1][0].items() >= penalties.items()
+    assert (params["frequency_penalty"], params["logit_bias"]) == (0.0, None)
     assert FakeLLM.made.calls[-1][0]["structured_outputs"].named == {"json_object": True}
 
 

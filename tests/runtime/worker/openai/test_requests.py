@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.openai import tasks
 from tsx_runtime.worker.openai.completions import CompletionRequest
 from tsx_runtime.worker.openai.requests import NEUTRAL, read
+from tsx_runtime.worker.openai.responses import ResponseRequest
 
 
 @pytest.mark.parametrize(
@@ -24,9 +27,68 @@ def test_an_adapter_is_named_behind_this_models_name(model: str, parameters: dic
 def test_fields_that_mean_nothing_are_taken_and_others_are_refused() -> None:
     harmless = {"user": "me", "metadata": {"a": "b"}, "made_up": None, "max_tokens": None}
     assert read(CompletionRequest, {"prompt": "a", **NEUTRAL, **harmless}).prompt == ["a"]
-    with pytest.raises(RefusedField, match="'logit_bias' is not supported here") as caught:
-        read(CompletionRequest, {"prompt": "a", "logit_bias": {"1": 2}})
-    assert (caught.value.param, caught.value.code) == ("logit_bias", "unsupported_parameter")
+    with pytest.raises(RefusedField, match="'min_tokens' is not supported here") as caught:
+        read(CompletionRequest, {"prompt": "a", "min_tokens": 2})
+    assert (caught.value.param, caught.value.code) == ("min_tokens", "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"reasoning": {}},
+        {"reasoning": {"effort": None, "summary": None}},
+        {"reasoning": {"effort": "none"}},
+        {"text": {}},
+        {"text": {"verbosity": None}},
+        {"text": {"verbosity": "medium", "format": None}},
+        {"chat_template_kwargs": {}},
+        {"top_logprobs": 0},
+    ],
+)
+def test_values_of_responses_that_mean_none_are_taken(fields: dict[str, Any]) -> None:
+    assert len(read(ResponseRequest, {"input": "a", **fields}).input) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"input": [{"type": "reasoning"}]}, "input"),
+        ({"input": [5]}, "input[0]"),
+    ],
+)
+def test_values_of_responses_that_would_change_the_answer_are_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RefusedField) as caught:
+        read(ResponseRequest, {"input": "a", **fields})
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("body", [{"prompt": None}, '{"prompt": null}', {}])
+def test_a_field_that_is_null_counts_as_not_given(body: Any) -> None:
+    with pytest.raises(RefusedField, match="'prompt' is missing") as caught:
+        read(CompletionRequest, body)
+    assert caught.value.code == "missing_required_parameter"
+    asked = {
+        "prompt": "a",
+        "stream_options": {"include_usage": True, "made_up": None},
+        "response_format": {"type": "text", "made_up": None},
+    }
+    assert read(CompletionRequest, asked).stream_options is not None
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_penalties_and_biases_reach_the_engine(as_json: bool) -> None:
+    penalties = {"frequency_penalty": 1, "presence_penalty": -0.5, "repetition_penalty": 1.25}
+    body = {"prompt": "a", **penalties, "logit_bias": {"7": -100, "0": 1.5}}
+    generator: Any = SimpleNamespace(adapters=())
+    sampling = read(CompletionRequest, json.dumps(body) if as_json else body).sampling(generator, "m", 3)
+    assert {name: getattr(sampling, name) for name in penalties} == penalties
+    assert sampling.logit_bias == {7: -100.0, 0: 1.5}
+    assert sampling.changes_scores
+    neutral = {"frequency_penalty": 0, "presence_penalty": 0.0, "repetition_penalty": 1, "logit_bias": {}}
+    assert not read(CompletionRequest, {"prompt": "a", **neutral}).sampling(generator, "m", 3).changes_scores
 
 
 @pytest.mark.parametrize(
@@ -35,7 +97,7 @@ def test_fields_that_mean_nothing_are_taken_and_others_are_refused() -> None:
         ("a", ["a"]),
         (["a", [1, 2]], ["a", [1, 2]]),
         ([1, 2], [[1, 2]]),
-        *((wrong, None) for wrong in ("", [], [""], [[]], [1, "a"], ["a", 1], [-1], [True], [1.0], 5, {}, None, ["a"] * 65)),
+        *((wrong, None) for wrong in ("", [], [""], [[]], [1, "a"], ["a", 1], [-1], [True], [1.0], 5, {}, ["a"] * 65)),
     ],
     ids=str,
 )

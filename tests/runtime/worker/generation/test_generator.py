@@ -1,0 +1,49 @@
+"""What a generator makes of a request before its engine gets it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.support.language_models import CONTEXT, bpe_tokenizer
+from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.generation.generator import TextGenerator, with_defaults
+from tsx_runtime.worker.generation.interface import Sampling, Tokens
+
+
+class Engine:
+    """Keeps what it is asked for."""
+
+    context_length = CONTEXT
+    adapters = ()
+    asked: Sampling
+
+    def refusal(self, sampling: Sampling) -> None:
+        return None
+
+    def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+        self.asked = sampling
+        return SimpleNamespace()  # type: ignore[return-value]  # nobody reads it
+
+
+def test_a_penalty_that_nobody_asks_for_is_that_of_the_models_generation_config() -> None:
+    configured = SimpleNamespace(repetition_penalty=1.1)
+    assert with_defaults(Sampling(), configured, 9).repetition_penalty == 1.1
+    assert with_defaults(Sampling(repetition_penalty=1.0), configured, 9).repetition_penalty == 1.0
+    assert not with_defaults(Sampling(), SimpleNamespace(), 9).changes_scores
+
+
+@pytest.mark.parametrize("token", [0, 511, 512, 1 << 30])
+def test_a_bias_for_a_token_that_the_model_does_not_have_is_refused(token: int) -> None:
+    engine: Any = Engine()
+    metrics: Any = None
+    generator = TextGenerator(bpe_tokenizer(), engine, None, 512, metrics)
+    if token < 512:
+        generator.stream([1], Sampling(logit_bias={token: 1.0}))
+        assert engine.asked.logit_bias == {token: 1.0}
+        return
+    with pytest.raises(InvalidInput, match="they are 0 to 511"):
+        generator.stream([1], Sampling(logit_bias={token: 1.0}))
