@@ -16,6 +16,7 @@ from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.worker.codecs.v2_binary import as_row
 
 BOUNDARY = "xyz"
+FORM = "application/x-www-form-urlencoded"
 MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
 
 
@@ -119,6 +120,21 @@ def test_bytes_of_any_kind_under_the_type_of_a_form_are_read() -> None:
         "ném": bytearray(b"1"),
         "raw": bytearray(b"\xff\xfe"),
     }
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"instances": [[1, 2]]}', {"instances": [[1, 2]]}),
+        (b' [1, {"b64": "a=&b;c"}]', [1, {"b64": "a=&b;c"}]),
+        (b"5", 5),
+        (b'{"instances": [1', bytearray(b'{"instances": [1')),
+    ],
+)
+def test_json_under_the_type_of_a_form_is_the_body(body: bytes, expected: Any) -> None:
+    """curl -d sends this type unless told otherwise."""
+    assert inputs(body, FORM, query=b"a=1") == {"a": bytearray(b"1"), "body": expected}
+    assert inputs(body, FORM, decode=False) == {"body": bytearray(body)}
 
 
 @given(

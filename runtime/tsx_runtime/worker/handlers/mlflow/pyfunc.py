@@ -13,7 +13,7 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.mlflow.model import missing_module, model_in
 
-JSON = "application/json"
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 DEVICE = "MLFLOW_DEFAULT_PREDICTION_DEVICE"
 
 
@@ -52,6 +52,8 @@ class MLflowPyfunc:
         from mlflow.pyfunc.scoring_server import invocations
 
         kind = str(context.get_request_header(index, "content-type") or JSON)
+        if kind.startswith(FORM):  # curl -d without a type
+            kind = JSON
         try:
             answer = invocations(bytes(body), kind, self.model, self.model.metadata.get_input_schema())
         except MlflowException as error:

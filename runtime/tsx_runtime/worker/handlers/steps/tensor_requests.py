@@ -180,9 +180,6 @@ def _content(row: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None
         return _of_value(value)
     if not row:
         raise MalformedTensors("The request is empty.")
-    ((name, only),) = row.items() if len(row) == 1 else ((None, None),)
-    if name is not None and isinstance(only, bytes | bytearray) and not only:
-        return _of_value(name)  # what curl's -d sends without a content type is a form, whose only name is the body
     return {name: _parsed(value) for name, value in row.items()}, PLAIN, None
 
 

@@ -222,6 +222,8 @@ def test_a_request_that_does_not_fit_the_signature_is_refused_with_the_reason(
 def test_a_body_without_a_content_type_is_json(asked: Callable[[str], Asked]) -> None:
     rows = {"inputs": ROWS.tolist()}
     assert asked("pickle").batch((json.dumps(rows), "application/octet-stream"))[0] == asked("pickle").one(rows)
+    table = split("ab", [1, 2])
+    assert asked("adder").batch((json.dumps(table), "application/x-www-form-urlencoded"))[0] == asked("adder").one(table)
 
 
 def test_what_is_no_form_of_the_protocol_is_refused(asked: Callable[[str], Asked]) -> None:
