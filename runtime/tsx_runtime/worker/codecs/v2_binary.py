@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.wire import TENSORS_HEAD
-from tsx_runtime.worker.codecs.json_text import NULL, to_compact_json
+from tsx_runtime.worker.codecs.json_text import NULL, RelayedRows, to_compact_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,7 +156,7 @@ def tensor_responses(results: list[Any], wishes: Mapping[int, Any], context: Con
     """The handler's results, wrapped where the request had tensors and its answer does not stream already."""
     return [
         TensorResponse(value, wanted, idx, context, version)
-        if isinstance(wanted := wishes.get(idx), OutputRequest) and idx not in begun
+        if isinstance(wanted := wishes.get(idx), OutputRequest) and idx not in begun and not isinstance(value, RelayedRows)
         else value
         for idx, value in enumerate(results)
     ]

@@ -256,6 +256,10 @@ class Context:
         """Those that were asked for; the answers of all others are plain."""
         return self._batch.processors
 
+    def has_header(self, name: str) -> bool:
+        """Whether a request of the batch has this header, as the server itself writes it."""
+        return any(f"\r\n{name}: " in meta for meta in self._state().metas)
+
     def running_ids(self) -> list[str]:
         """Of the requests that this thread works on now; none between two batches."""
         state = self._state()
