@@ -30,9 +30,10 @@ NODE = NODE_HEADER.decode()
 
 
 class Rows(NamedTuple):
-    """The rows of one request, and of the Open Inference Protocol its id and the names of its tensors."""
+    """The rows of one request and its JSON, and of the Open Inference Protocol its id and the names of its tensors."""
 
     rows: list[Any]
+    document: Any = None
     names: list[str] = []
     id: str | None = None
 
@@ -77,6 +78,8 @@ class RowsEnvelope(BaseEnvelope):
         if context.has_header(NODE):
             places = [context.get_request_header(idx, NODE) for idx in range(len(contents))]
         requests = read_all(list(zip(contents, places, strict=True)), self._read_at)
+        for idx, request in enumerate(requests):
+            context.keep_parameters(idx, request.document)
         answers = []
         for idx, results in enumerate(self.results(requests, context)):
             if places[idx] in ("first", "inner") and context.get_response_status(idx)[0] < 400:
@@ -87,7 +90,8 @@ class RowsEnvelope(BaseEnvelope):
 
     def read(self, content: Any) -> Rows:
         """Take the envelope off. Raises MalformedTensors."""
-        return Rows(_instances(content))
+        content = _json(content)
+        return Rows(_instances(content), content)
 
     def write(self, results: Any, request: Rows, idx: int, context: Context) -> Any:
         """Put the envelope on."""
@@ -143,7 +147,7 @@ class KServev2Envelope(KServeEnvelope):
     def read(self, content: Any) -> Rows:
         content = _json(content)
         inputs = _inputs(content)
-        return Rows(inputs, [entry["name"] for entry in inputs], str(content.get("id") or "") or None)
+        return Rows(inputs, content, [entry["name"] for entry in inputs], str(content.get("id") or "") or None)
 
     def results(self, requests: Sequence[Rows], context: Context) -> list[Any]:
         first = requests[0]
@@ -206,7 +210,7 @@ def _relayed(results: Any, request: Rows, context: Context) -> RelayedRows:
     if not isinstance(results, list):
         raise PredictionFailed(f"The handler returned {type(results).__name__}, not a list with one entry for each row.")
     rows = [base64.b64encode(encode_body(value, context.json_nan)).decode() for value in results]
-    return RelayedRows(json.dumps(request._replace(rows=rows)))
+    return RelayedRows(json.dumps(request._replace(rows=rows, document=None)))
 
 
 def _rows_of_parents(content: Any) -> Rows:
@@ -214,7 +218,7 @@ def _rows_of_parents(content: Any) -> Rows:
     parents = content if isinstance(content, dict) else {"body": content}
     try:
         relayed = {name: Rows(*json.loads(value)) for name, value in parents.items()}
-        columns = [[bytearray(base64.b64decode(row)) for row in rows] for rows, _, _ in relayed.values()]
+        columns = [[bytearray(base64.b64decode(row)) for row in rows] for rows, *_ in relayed.values()]
         rows = [dict(zip(relayed, values, strict=True)) for values in zip(*columns, strict=True)]
     except (ValueError, TypeError) as error:
         text = f"The nodes before this one ({', '.join(parents)}) gave no rows, or different numbers of them: {error}."
@@ -233,7 +237,6 @@ def _json(content: Any) -> Any:
 
 
 def _instances(content: Any) -> list[Any]:
-    content = _json(content)
     instances = content.get("instances") if isinstance(content, dict) else None
     if not isinstance(instances, list):
         raise MalformedTensors('The body must be JSON of the form {"instances": [...]}, with one entry for each input.')
@@ -253,7 +256,6 @@ def _decoded(value: Any) -> Any:
 
 
 def _inputs(content: Any) -> list[Any]:
-    content = _json(content)
     inputs = content.get("inputs") if isinstance(content, dict) else None
     if not isinstance(inputs, list) or not inputs:
         raise MalformedTensors('The body must be JSON of the form {"inputs": [{"name", "shape", "datatype", "data"}, ...]}.')
