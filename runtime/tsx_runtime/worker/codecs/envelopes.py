@@ -29,7 +29,7 @@ Handle: TypeAlias = Callable[[Any, Context], Any]
 NODE = NODE_HEADER.decode()
 
 
-class Rows(NamedTuple):
+class RequestRows(NamedTuple):
     """The rows of one request and its JSON, and of the Open Inference Protocol its id and the names of its tensors."""
 
     rows: list[Any]
@@ -88,20 +88,20 @@ class RowsEnvelope(BaseEnvelope):
                 answers.append(self.write(_as_values(results), requests[idx], idx, context))
         return answers
 
-    def read(self, content: Any) -> Rows:
+    def read(self, content: Any) -> RequestRows:
         """Take the envelope off. Raises MalformedTensors."""
         content = _json(content)
-        return Rows(_instances(content), content)
+        return RequestRows(_instances(content), content)
 
-    def write(self, results: Any, request: Rows, idx: int, context: Context) -> Any:
+    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
         """Put the envelope on."""
         raise NotImplementedError
 
-    def results(self, requests: Sequence[Rows], context: Context) -> list[Any]:
+    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
         """The handler's results for each request."""
         raise NotImplementedError
 
-    def _read_at(self, placed: tuple[Any, str | None]) -> Rows:
+    def _read_at(self, placed: tuple[Any, str | None]) -> RequestRows:
         content, place = placed
         return _rows_of_parents(content) if place in ("inner", "last") else self.read(content)
 
@@ -109,24 +109,24 @@ class RowsEnvelope(BaseEnvelope):
 class JSONEnvelope(RowsEnvelope):
     """`{"instances": [...]}` in, the instances of all requests to the handler at once; `{"predictions": [...]}` out."""
 
-    def results(self, requests: Sequence[Rows], context: Context) -> list[Any]:
+    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
         owners = [idx for idx, request in enumerate(requests) for _ in request.rows]
         results = self._call([row for request in requests for row in request.rows], owners, context) if owners else []
         _check_length(results, len(owners), "instances")
         rest = iter(results)
         return [list(islice(rest, len(request.rows))) for request in requests]
 
-    def write(self, results: Any, request: Rows, idx: int, context: Context) -> Any:
+    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
         return _as_text({"predictions": results}, context.json_nan)
 
 
 class KServeEnvelope(RowsEnvelope):
     """`{"instances": [...]}` in, `{"predictions": [...]}` or `{"explanations": [...]}` out."""
 
-    def write(self, results: Any, request: Rows, idx: int, context: Context) -> Any:
+    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
         return {"explanations" if context.get_request_header(0, "explain") == "True" else "predictions": results}
 
-    def results(self, requests: Sequence[Rows], context: Context) -> list[Any]:
+    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
         everything = [request.rows for request in requests]
         if len(everything) == 1:
             return [self._call(everything[0], [0] * len(everything[0]), context) if everything[0] else []]
@@ -144,18 +144,18 @@ class KServeEnvelope(RowsEnvelope):
 class KServev2Envelope(KServeEnvelope):
     """The Open Inference Protocol: `{"inputs": [tensors]}` in, the handler gets them with nested `data`; `{"outputs": [tensors]}` out."""
 
-    def read(self, content: Any) -> Rows:
+    def read(self, content: Any) -> RequestRows:
         content = _json(content)
         inputs = _inputs(content)
-        return Rows(inputs, content, [entry["name"] for entry in inputs], str(content.get("id") or "") or None)
+        return RequestRows(inputs, content, [entry["name"] for entry in inputs], str(content.get("id") or "") or None)
 
-    def results(self, requests: Sequence[Rows], context: Context) -> list[Any]:
+    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
         first = requests[0]
         context.input_names = first.names  # type: ignore[attr-defined]  # what handlers look for there
         context.input_request_id = first.id or context.get_request_id(0)  # type: ignore[attr-defined]
         return super().results(requests, context)
 
-    def write(self, results: Any, request: Rows, idx: int, context: Context) -> Any:
+    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
         return {
             "id": request.id or context.get_request_id(idx),
             "model_name": context.model_name,
@@ -172,9 +172,9 @@ ENVELOPES: dict[str, type[BaseEnvelope]] = {
 }
 
 
-def read_all(contents: Sequence[Any], read: Callable[[Any], Rows]) -> list[Rows]:
+def read_all(contents: Sequence[Any], read: Callable[[Any], RequestRows]) -> list[RequestRows]:
     """What each request holds; raises `BadRows` for those that are not in the envelope's form."""
-    found: list[Rows] = []
+    found: list[RequestRows] = []
     faults: dict[int, str] = {}
     for idx, content in enumerate(contents):
         try:
@@ -205,7 +205,7 @@ def _as_values(results: Any) -> Any:
     return [json.loads(value) if isinstance(value, JsonText) else value for value in results] if isinstance(results, list) else results
 
 
-def _relayed(results: Any, request: Rows, context: Context) -> RelayedRows:
+def _relayed(results: Any, request: RequestRows, context: Context) -> RelayedRows:
     """The results as rows for the next nodes of a workflow."""
     if not isinstance(results, list):
         raise PredictionFailed(f"The handler returned {type(results).__name__}, not a list with one entry for each row.")
@@ -213,11 +213,11 @@ def _relayed(results: Any, request: Rows, context: Context) -> RelayedRows:
     return RelayedRows(json.dumps(request._replace(rows=rows, document=None)))
 
 
-def _rows_of_parents(content: Any) -> Rows:
+def _rows_of_parents(content: Any) -> RequestRows:
     """The rows that the nodes before this one gave: of one node the `body` of each, of several under their names."""
     parents = content if isinstance(content, dict) else {"body": content}
     try:
-        relayed = {name: Rows(*json.loads(value)) for name, value in parents.items()}
+        relayed = {name: RequestRows(*json.loads(value)) for name, value in parents.items()}
         columns = [[bytearray(base64.b64decode(row)) for row in rows] for rows, *_ in relayed.values()]
         rows = [dict(zip(relayed, values, strict=True)) for values in zip(*columns, strict=True)]
     except (ValueError, TypeError) as error:
