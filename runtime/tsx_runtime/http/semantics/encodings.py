@@ -1,4 +1,4 @@
-"""Decompresses the body of a request that has a `Content-Encoding` (RFC 9110, section 8.4), slice by slice as it comes."""
+"""Decompresses a request's body by its `Content-Encoding` (RFC 9110, section 8.4), slice by slice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Decompressed:
             if self._begun and not more and not self._inflater.eof:
                 raise zlib.error("it ends too early")
         except zlib.error as error:
-            broken = BadRequest(f"The body is not what its Content-Encoding says: {error}. Send it again, or without Content-Encoding.")
+            text = f"The body is not what its Content-Encoding says: {error}."
+            broken = BadRequest(f"{text} Send it again, or without Content-Encoding.")
             broken.more = self.more
             raise broken from None
         await asyncio.sleep(0)
@@ -60,11 +61,15 @@ class Decompressed:
 
 
 def window_of(codings: bytes) -> int | None:
-    """The window of zlib for a Content-Encoding; None where the body is as it is. Raises UnsupportedEncoding."""
-    names = [name for name in (coding.strip().lower() for coding in codings.split(b",")) if name not in (b"", b"identity")]
+    """Return zlib's window for a Content-Encoding, None for a body as it is.
+
+    Raises UnsupportedEncoding.
+    """
+    names = [coding.strip() for coding in codings.lower().split(b",")]
+    names = [name for name in names if name not in (b"", b"identity")]
     if not names:
         return None
     if len(names) > 1 or names[0] not in _WINDOWS:
-        text = f"The Content-Encoding {codings.decode('latin-1')!r} is not read here: send the body with gzip or deflate, or as it is."
-        raise UnsupportedEncoding(text)
+        text = f"The Content-Encoding {codings.decode('latin-1')!r} is not read here."
+        raise UnsupportedEncoding(f"{text} Send the body with gzip or deflate, or as it is.")
     return _WINDOWS[names[0]]
