@@ -22,6 +22,7 @@
     ├── Conflict                 409  ConflictStatusException
     ├── JobGone                  410  JobGoneException
     ├── PayloadTooLarge          413  PayloadTooLargeException
+    ├── UnsupportedEncoding      415  UnsupportedMediaTypeException
     ├── KeyReused                422  IdempotencyKeyException
     ├── TooManyRequests          429  TooManyRequestsException
     ├── HeadTooLarge             431  BadRequestException
@@ -67,6 +68,7 @@ class TsxError(Exception):
     status = 500
     type = "InternalServerException"
     longest: int | None = None  # characters of its text; by its status if None
+    more = False  # whether the sender of the request may still be sending
 
     def __init__(self, message: str, *, traceback: str | None = None) -> None:
         message = shortened(message, self.longest or (LONGEST_REFUSAL if self.status < 500 else LONGEST_FAILURE))
@@ -209,7 +211,14 @@ class PayloadTooLarge(TsxError):
 
     def __init__(self, message: str, *, more: bool = False) -> None:
         super().__init__(message)
-        self.more = more  # whether its sender may still be sending
+        self.more = more
+
+
+class UnsupportedEncoding(TsxError):
+    """The body has a Content-Encoding that is not known."""
+
+    status = 415
+    type = "UnsupportedMediaTypeException"
 
 
 class KeyReused(TsxError):
@@ -316,8 +325,6 @@ class AnswerLate(DeadlinePassed):
 
 class NoRoom(Unavailable):
     """Bodies and answers in flight leave no room for another (`max_inflight_bytes`)."""
-
-    more = False  # whether its sender may still be sending
 
 
 class JobsFull(Unavailable):

@@ -4,8 +4,32 @@ from __future__ import annotations
 
 import json
 import mimetypes
+from collections.abc import Sequence
 
+MOST_ACCEPTED = 100  # types of an Accept header that are read
 JSON, TEXT, BYTES = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
+
+
+def best_type(accept: str, offers: Sequence[str]) -> str | None:
+    """Choose by an Accept header (RFC 9110, section 12.5.1): by weight, then in the client's order, then in that of the offers.
+
+    None: nothing is accepted. Types behind the first hundred are ignored.
+    """
+    ranges: dict[str, tuple[float, int]] = {}
+    for position, part in enumerate(accept.split(",", MOST_ACCEPTED)[:MOST_ACCEPTED]):
+        kind, *options = (option.strip().lower() for option in part.split(";"))
+        try:
+            weight = float(next((option[2:] for option in options if option.startswith("q=")), "1"))
+        except ValueError:
+            continue
+        ranges[kind or "*/*"] = (weight if 0 < weight <= 1 else 0, -position)
+
+    def rank(offer: str) -> tuple[float, int]:
+        names = (offer, f"{offer.partition('/')[0]}/*", "*/*")  # the most specific one counts
+        return next((ranges[name] for name in names if name in ranges), (0, 0))
+
+    best = max(offers, key=rank)
+    return best if rank(best)[0] else None
 
 
 def guess_content_type(name: str, data: bytes) -> str:

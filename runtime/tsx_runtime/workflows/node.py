@@ -34,6 +34,7 @@ class RunningNode:
     version: ModelVersion
     retries: int
     timeout: float  # s, of one attempt
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # in addition to the client's
 
 
 class _AttemptTimeout(TsxError):
@@ -64,7 +65,7 @@ async def ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.
 
 
 async def _ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest) -> Output:
-    meta = wire.request_meta(request.id, b"", headers)
+    meta = wire.request_meta(request.id, b"", [*headers, *node.headers])
     for attempt in range(1, node.retries + 2):
         try:
             return await _attempt(node, meta, body, request)

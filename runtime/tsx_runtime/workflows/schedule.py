@@ -31,6 +31,13 @@ def startable(parents: Mapping[str, Collection[str]], done: Collection[str], beg
     return [node for node, above in parents.items() if node not in begun and all(parent in done for parent in above)]
 
 
+def places_of(edges: Mapping[str, Collection[str]]) -> dict[str, bytes]:
+    """Where each node stands that another one gives rows to, or takes rows from."""
+    following = {node for successors in edges.values() for node in successors}
+    places = {node: b"inner" if node in following else b"first" for node, successors in edges.items() if successors}
+    return dict.fromkeys(following, b"last") | places
+
+
 def needed(edges: Mapping[str, Collection[str]], done: Collection[str], begun: Collection[str]) -> set[str]:
     """Of the nodes that are done, those whose output is still of use: leaves, and those that a node takes which has not begun."""
     return {node for node in done if not edges[node] or any(successor not in begun for successor in edges[node])}

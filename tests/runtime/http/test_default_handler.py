@@ -64,6 +64,15 @@ def test_each_protocol_is_answered_in_its_form(
     assert (answer.status_code, answer.headers["content-type"], answer.json()) == (200, "application/json", expected)
 
 
+@pytest.mark.parametrize("lane", ["fast", "other"])
+@pytest.mark.parametrize("path", ["/predictions/sums", "/sums/predict?data=[1]&data=[2]"])
+def test_a_repeated_field_is_refused_by_its_name(sums: RunningServer, lane: str, path: str) -> None:
+    body = b"" if "?" in path else b"data=[1]&data=[2]"
+    answer = sums.ask(body, path, lane=lane, content_type="application/x-www-form-urlencoded")
+    assert (answer.status_code, answer.json()["type"]) == (400, "BadRequestException")
+    assert answer.json()["message"].startswith("The field 'data' comes several times")
+
+
 def test_tensors_in_bytes_are_answered_in_bytes(sums: RunningServer) -> None:
     answer = sums.ask(BINARY + struct.pack("<3f", *ROW), "/v2/models/sums/infer", inference_header_content_length=str(len(BINARY)))
     head = int(answer.headers["inference-header-content-length"])

@@ -312,7 +312,7 @@ def body_length(headers: list[Pair]) -> int | None:
             if not value.isdigit() or len(value) > LONGEST_NUMBER:
                 return None
             length = int(value)
-        elif name in (b"transfer-encoding", b"trailer"):
+        elif name in (b"transfer-encoding", b"trailer", b"content-encoding"):
             return None
     return length
 

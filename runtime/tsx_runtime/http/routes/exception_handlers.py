@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from tsx_runtime.api.headers import NO_CACHE
 from tsx_runtime.api.parameters import from_validation
-from tsx_runtime.errors import BadRequest, MethodNotAllowed, NoRoom, PayloadTooLarge, TsxError
+from tsx_runtime.errors import BadRequest, MethodNotAllowed, TsxError
 from tsx_runtime.http.semantics.errors import UNEXPECTED, fault
 from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, send_last
 
@@ -65,7 +65,7 @@ def from_http(error: HTTPException) -> TsxError:
 def _response(error: TsxError, headers: Any = None, path: str = "") -> Response:
     """The app adds the headers that every answer has."""
     status, pairs, body = fault(error, path)
-    kind = EarlyResponse if isinstance(error, PayloadTooLarge | NoRoom) and error.more else Response
+    kind = EarlyResponse if error.more else Response
     response = kind(body, status, headers)
     for name, value in pairs[: -len(NO_CACHE)]:
         response.headers[name.decode()] = value.decode()

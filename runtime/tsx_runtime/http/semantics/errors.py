@@ -15,11 +15,11 @@ from tsx_runtime.errors import (
     InvalidToken,
     LoadFailed,
     MethodNotAllowed,
-    NoRoom,
     PayloadTooLarge,
     TooManyRequests,
     TsxError,
     Unavailable,
+    UnsupportedEncoding,
     error_body,
     read_error,
     shortened,
@@ -130,14 +130,16 @@ def unexpected(error: BaseException, request_id: bytes) -> TsxError:
     return TsxError(UNEXPECTED)
 
 
-def _extra(error: TsxError) -> tuple[Pair, ...]:
+def _extra(error: TsxError) -> list[Pair]:
+    pairs: list[Pair] = []
     if isinstance(error, InvalidToken) and error.status == 401:
-        return ((b"www-authenticate", b"Bearer"),)
+        pairs.append((b"www-authenticate", b"Bearer"))
     if isinstance(error, MethodNotAllowed) and error.allowed:
-        return ((b"allow", ", ".join(error.allowed).encode()),)
-    if isinstance(error, PayloadTooLarge):  # what is left of the body must not be read as the next request
-        return ((b"connection", b"close"),)
+        pairs.append((b"allow", ", ".join(error.allowed).encode()))
+    if isinstance(error, UnsupportedEncoding):
+        pairs.append((b"accept-encoding", b"gzip, deflate"))
     if isinstance(error, (Unavailable, TooManyRequests)) and error.retry_after is not None:
-        retry = (b"retry-after", b"%d" % error.retry_after)
-        return (retry, (b"connection", b"close")) if isinstance(error, NoRoom) and error.more else (retry,)
-    return ()
+        pairs.append((b"retry-after", b"%d" % error.retry_after))
+    if isinstance(error, PayloadTooLarge) or error.more:  # what is left of the body must not be read as the next request
+        pairs.append((b"connection", b"close"))
+    return pairs

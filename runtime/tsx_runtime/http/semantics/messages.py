@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 from tsx_runtime.api.headers import Pair, new_request_id, shown_headers
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
-from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError
+from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError, UnsupportedEncoding
+from tsx_runtime.http.semantics.encodings import Decompressed, window_of
 
 HEADER_NAMES = "tsx.header_names"  # in the scope: the names of its headers, in their order
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -65,11 +66,22 @@ async def read_body(
 ) -> bytes:
     """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes, `NoRoom`, and `ClientGone`.
 
+    A body with a Content-Encoding is decompressed, and the scope's headers become those of the result;
+    raises `UnsupportedEncoding`, and `BadRequest` for a body that is broken. `limit` is of the result.
     `check` is called with each part, and may raise `PayloadTooLarge`. `setting`: the one that `limit` comes from.
     """
-    announced, waits_for_go = _announced(scope["headers"])
+    announced, waits_for_go, codings = _announced(scope["headers"])
     if announced > limit:
         raise _too_large(limit, setting, more=not waits_for_go)
+    decompressed = None
+    if codings:
+        try:
+            window = window_of(b",".join(codings))
+        except UnsupportedEncoding as error:
+            error.more = not waits_for_go
+            raise
+        if window is not None:
+            receive = decompressed = Decompressed(receive, window)
     counted: CountedBytes | None = scope.get(COUNTED)
     parts: list[bytes] = []
     size, more = 0, True
@@ -91,11 +103,15 @@ async def read_body(
             if counted is not None:
                 counted.grow_to(size)
         except (PayloadTooLarge, NoRoom) as error:
-            error.more = more
+            error.more = more if decompressed is None else decompressed.more
             parts.clear()  # not held while the rest of it is thrown away
             if counted is not None:
                 counted.give_back()
             raise
+    if codings:
+        scope.update(without_headers(scope, (b"content-encoding", b"content-length")))
+        scope["headers"].append((b"content-length", b"%d" % size))
+        scope[HEADER_NAMES].append(b"Content-Length")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -111,18 +127,20 @@ async def discard(receive: Receive) -> None:
 
 def rest_of(error: TsxError, receive: Receive) -> Receive | None:
     """Where what is left of a refused body comes from, if there is any."""
-    return receive if isinstance(error, PayloadTooLarge | NoRoom) and error.more else None
+    return receive if error.more else None
 
 
-def _announced(headers: list[Pair]) -> tuple[int, bool]:
-    """What the headers say of the body: its length (0 where unknown), and whether the sender waits for a go-ahead."""
-    length, waits = 0, False
+def _announced(headers: list[Pair]) -> tuple[int, bool, list[bytes]]:
+    """What the headers say of the body: its length (0 where unknown), whether the sender waits for a go-ahead, and its encodings."""
+    length, waits, codings = 0, False, []
     for name, value in headers:
         if name == b"content-length":
             length = int(value) if value.isdigit() and len(value) <= LONGEST_NUMBER else 0
         elif name == b"expect":
             waits = value.lower() == b"100-continue"
-    return length, waits
+        elif name == b"content-encoding":
+            codings.append(value)
+    return length, waits, codings
 
 
 def _too_large(limit: int, setting: str, *, more: bool = False) -> PayloadTooLarge:

@@ -18,7 +18,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import TsxError, Unavailable, read_error
 from tsx_runtime.http.semantics.messages import ClientGone, Receive
-from tsx_runtime.shared.content_types import looks_like
+from tsx_runtime.shared.content_types import best_type, looks_like
 from tsx_runtime.targets.sagemaker import rows
 from tsx_runtime.wire import content_type_of
 
@@ -44,7 +44,6 @@ FORMS = {
     rows.TYPE: ROWS,
 }
 _SOMETHING = re.compile(rb"\S")
-MOST_ACCEPTED = 100  # types of an Accept header that are read; the others are ignored
 ACCEPTED = {**FORMS, "application/json": JSON_LINES}
 del ACCEPTED[rows.TYPE]  # which answers rows alone
 
@@ -54,12 +53,9 @@ def form_of(content_type: bytes) -> LineFormat | None:
 
 
 def accepted_form(accept: bytes, own: LineFormat) -> LineFormat:
-    """The first accepted format, in the client's order; the request's own where the client accepts anything, or no known format."""
-    for part in accept.decode("latin-1").split(",", MOST_ACCEPTED)[:MOST_ACCEPTED]:
-        form = ACCEPTED.get(part.partition(";")[0].strip().lower())
-        if form is not None:
-            return form
-    return own
+    """The format that the client accepts best; the request's own where the client accepts anything, or no known format."""
+    best = best_type(accept.decode("latin-1"), [own.media_type.decode(), *ACCEPTED])
+    return ACCEPTED.get(best or "", own)
 
 
 def lines_of(body: bytes) -> Iterator[tuple[int, bytes]]:

@@ -3,6 +3,9 @@
 `service_envelope` names one: `body`, `json`, `kserve` (KServe's version 1) or `kservev2` (the Open Inference Protocol). A request that is
 not in its envelope's form is answered 400, and its neighbours without it. Where TorchServe reads only the first request of a batch, all
 are answered: in one call of the handler where each holds one instance, else in one call each.
+
+In a workflow only its first nodes take the envelope off, and only its leaves put it on: between them go the results of
+the handler, each in bytes, as rows of the next node.
 """
 
 from __future__ import annotations
@@ -11,15 +14,28 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias
 
 from tsx_runtime.errors import PredictionFailed
-from tsx_runtime.worker.codecs.json_text import JsonText, to_compact_json
+from tsx_runtime.wire import NODE_HEADER
+from tsx_runtime.worker.codecs.json_text import JsonText, RelayedRows, to_compact_json
+from tsx_runtime.worker.codecs.responses import encode_body
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, output_tensor, read_input
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.handler_api.context import Context
 
 Handle: TypeAlias = Callable[[Any, Context], Any]
+NODE = NODE_HEADER.decode()
+
+
+class RequestRows(NamedTuple):
+    """The rows of one request and its JSON, and of the Open Inference Protocol its id and the names of its tensors."""
+
+    rows: list[Any]
+    document: Any = None
+    names: list[str] = []
+    id: str | None = None
 
 
 class BaseEnvelope:
@@ -34,7 +50,7 @@ class BaseEnvelope:
         return self.answer([_opened(row) for row in data], context)
 
     def answer(self, contents: list[Any], context: Context) -> Any:
-        """`contents`: the content of each request's row."""
+        """`contents`: the content of each request's row; the row itself where it has neither `data` nor `body`."""
         raise NotImplementedError
 
     def _call(self, rows: list[Any], owners: Sequence[int], context: Context) -> Any:
@@ -54,59 +70,98 @@ class BodyEnvelope(BaseEnvelope):
         return self._call(contents, range(len(contents)), context)
 
 
-class JSONEnvelope(BaseEnvelope):
+class RowsEnvelope(BaseEnvelope):
+    """Base of the envelopes around several rows."""
+
+    def answer(self, contents: list[Any], context: Context) -> Any:
+        places: Sequence[str | None] = [None] * len(contents)
+        if context.has_header(NODE):
+            places = [context.get_request_header(idx, NODE) for idx in range(len(contents))]
+        requests = read_all(list(zip(contents, places, strict=True)), self._read_at)
+        for idx, request in enumerate(requests):
+            context.keep_parameters(idx, request.document)
+        answers = []
+        for idx, results in enumerate(self.results(requests, context)):
+            if places[idx] in ("first", "inner") and context.get_response_status(idx)[0] < 400:
+                answers.append(_relayed(results, requests[idx], context))
+            else:
+                answers.append(self.write(_as_values(results), requests[idx], idx, context))
+        return answers
+
+    def read(self, content: Any) -> RequestRows:
+        """Take the envelope off. Raises MalformedTensors."""
+        content = _json(content)
+        return RequestRows(_instances(content), content)
+
+    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
+        """Put the envelope on."""
+        raise NotImplementedError
+
+    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
+        """The handler's results for each request."""
+        raise NotImplementedError
+
+    def _read_at(self, placed: tuple[Any, str | None]) -> RequestRows:
+        content, place = placed
+        return _rows_of_parents(content) if place in ("inner", "last") else self.read(content)
+
+
+class JSONEnvelope(RowsEnvelope):
     """`{"instances": [...]}` in, the instances of all requests to the handler at once; `{"predictions": [...]}` out."""
 
-    def answer(self, contents: list[Any], context: Context) -> Any:
-        requests = read_all(contents, _instances)
-        owners = [idx for idx, instances in enumerate(requests) for _ in instances]
-        results = self._call([instance for instances in requests for instance in instances], owners, context) if owners else []
+    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
+        owners = [idx for idx, request in enumerate(requests) for _ in request.rows]
+        results = self._call([row for request in requests for row in request.rows], owners, context) if owners else []
         _check_length(results, len(owners), "instances")
         rest = iter(results)
-        return [_as_text({"predictions": [next(rest) for _ in instances]}, context.json_nan) for instances in requests]
+        return [list(islice(rest, len(request.rows))) for request in requests]
+
+    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
+        return _as_text({"predictions": results}, context.json_nan)
 
 
-class KServeEnvelope(BaseEnvelope):
+class KServeEnvelope(RowsEnvelope):
     """`{"instances": [...]}` in, `{"predictions": [...]}` or `{"explanations": [...]}` out."""
 
-    def answer(self, contents: list[Any], context: Context) -> Any:
-        requests = read_all(contents, _instances)
-        name = "explanations" if context.get_request_header(0, "explain") == "True" else "predictions"
-        return [{name: results} for results in self.results(requests, context)]
+    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
+        return {"explanations" if context.get_request_header(0, "explain") == "True" else "predictions": results}
 
-    def results(self, requests: Sequence[list[Any]], context: Context) -> list[Any]:
-        """The handler's results for each request."""
-        if len(requests) == 1:
-            return [self._call(requests[0], [0] * len(requests[0]), context) if requests[0] else []]
-        if all(len(rows) == 1 for rows in requests):
-            results = self._call([rows[0] for rows in requests], range(len(requests)), context)
-            _check_length(results, len(requests), "requests")
+    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
+        everything = [request.rows for request in requests]
+        if len(everything) == 1:
+            return [self._call(everything[0], [0] * len(everything[0]), context) if everything[0] else []]
+        if all(len(rows) == 1 for rows in everything):
+            results = self._call([rows[0] for rows in everything], range(len(everything)), context)
+            _check_length(results, len(everything), "requests")
             return [[result] for result in results]
-        found = []
-        for idx, rows in enumerate(requests):
+        results = []
+        for idx, rows in enumerate(everything):
             with context.only(idx):
-                found.append(self._call(rows, [idx] * len(rows), context) if rows else [])
-        return found
+                results.append(self._call(rows, [idx] * len(rows), context) if rows else [])
+        return results
 
 
 class KServev2Envelope(KServeEnvelope):
     """The Open Inference Protocol: `{"inputs": [tensors]}` in, the handler gets them with nested `data`; `{"outputs": [tensors]}` out."""
 
-    def answer(self, contents: list[Any], context: Context) -> Any:
-        requests = read_all(contents, _inputs)
-        names = [[entry["name"] for entry in inputs] for inputs in requests]
-        ids = [str(content.get("id") or context.get_request_id(idx)) for idx, content in enumerate(map(_json, contents))]
-        context.input_names, context.input_request_id = names[0], ids[0]  # type: ignore[attr-defined]  # what handlers look for there
-        model = context.manifest.get("model") or {}
-        return [
-            {
-                "id": ids[idx],
-                "model_name": context.model_name,
-                "model_version": model.get("modelVersion"),
-                "outputs": _outputs(results, names[idx]),
-            }
-            for idx, results in enumerate(self.results(requests, context))
-        ]
+    def read(self, content: Any) -> RequestRows:
+        content = _json(content)
+        inputs = _inputs(content)
+        return RequestRows(inputs, content, [entry["name"] for entry in inputs], str(content.get("id") or "") or None)
+
+    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
+        first = requests[0]
+        context.input_names = first.names  # type: ignore[attr-defined]  # what handlers look for there
+        context.input_request_id = first.id or context.get_request_id(0)  # type: ignore[attr-defined]
+        return super().results(requests, context)
+
+    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
+        return {
+            "id": request.id or context.get_request_id(idx),
+            "model_name": context.model_name,
+            "model_version": (context.manifest.get("model") or {}).get("modelVersion"),
+            "outputs": _outputs(results, request.names),
+        }
 
 
 ENVELOPES: dict[str, type[BaseEnvelope]] = {
@@ -117,9 +172,9 @@ ENVELOPES: dict[str, type[BaseEnvelope]] = {
 }
 
 
-def read_all(contents: Sequence[Any], read: Callable[[Any], list[Any]]) -> list[list[Any]]:
+def read_all(contents: Sequence[Any], read: Callable[[Any], RequestRows]) -> list[RequestRows]:
     """What each request holds; raises `BadRows` for those that are not in the envelope's form."""
-    found: list[list[Any]] = []
+    found: list[RequestRows] = []
     faults: dict[int, str] = {}
     for idx, content in enumerate(contents):
         try:
@@ -142,7 +197,33 @@ def _opened(row: Any) -> Any:
     if not isinstance(row, dict):
         return row
     value = row.get("data")
-    return row.get("body") if value is None else value
+    return row.get("body", row) if value is None else value
+
+
+def _as_values(results: Any) -> Any:
+    """The results, those that are written as JSON already as what they say."""
+    return [json.loads(value) if isinstance(value, JsonText) else value for value in results] if isinstance(results, list) else results
+
+
+def _relayed(results: Any, request: RequestRows, context: Context) -> RelayedRows:
+    """The results as rows for the next nodes of a workflow."""
+    if not isinstance(results, list):
+        raise PredictionFailed(f"The handler returned {type(results).__name__}, not a list with one entry for each row.")
+    rows = [base64.b64encode(encode_body(value, context.json_nan)).decode() for value in results]
+    return RelayedRows(json.dumps(request._replace(rows=rows, document=None)))
+
+
+def _rows_of_parents(content: Any) -> RequestRows:
+    """The rows that the nodes before this one gave: of one node the `body` of each, of several under their names."""
+    parents = content if isinstance(content, dict) else {"body": content}
+    try:
+        relayed = {name: RequestRows(*json.loads(value)) for name, value in parents.items()}
+        columns = [[bytearray(base64.b64decode(row)) for row in rows] for rows, *_ in relayed.values()]
+        rows = [dict(zip(relayed, values, strict=True)) for values in zip(*columns, strict=True)]
+    except (ValueError, TypeError) as error:
+        text = f"The nodes before this one ({', '.join(parents)}) gave no rows, or different numbers of them: {error}."
+        raise MalformedTensors(text) from error
+    return next(iter(relayed.values()))._replace(rows=rows)
 
 
 def _json(content: Any) -> Any:
@@ -156,7 +237,6 @@ def _json(content: Any) -> Any:
 
 
 def _instances(content: Any) -> list[Any]:
-    content = _json(content)
     instances = content.get("instances") if isinstance(content, dict) else None
     if not isinstance(instances, list):
         raise MalformedTensors('The body must be JSON of the form {"instances": [...]}, with one entry for each input.')
@@ -176,7 +256,6 @@ def _decoded(value: Any) -> Any:
 
 
 def _inputs(content: Any) -> list[Any]:
-    content = _json(content)
     inputs = content.get("inputs") if isinstance(content, dict) else None
     if not isinstance(inputs, list) or not inputs:
         raise MalformedTensors('The body must be JSON of the form {"inputs": [{"name", "shape", "datatype", "data"}, ...]}.')

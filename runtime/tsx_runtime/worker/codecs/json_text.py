@@ -15,6 +15,10 @@ class JsonText(str):
     """Text that is JSON: its answer says so."""
 
 
+class RelayedRows(JsonText):
+    """Rows for the next nodes of a workflow, in place of an answer for a client."""
+
+
 def read_json(text: bytes | str) -> Any:
     """Raises ValueError; also where a string has half of a surrogate pair, which no tokenizer takes."""
     try:

@@ -38,18 +38,18 @@ class FormPart(NamedTuple):
     value: bytearray
 
 
-# The inputs; and of a multipart body the content type of each part: what its header dict shows under the field's name.
-Row: TypeAlias = tuple[dict[str, Any], dict[str, dict[str, str]] | None]
+# The inputs; and of fields their content types and repeated values: what the header dict shows under the field's name.
+Row: TypeAlias = tuple[dict[str, Any], dict[str, dict[str, Any]] | None]
 
 
 def read_row(meta: str, body: Buffer, decode: bool) -> Row:
     """`meta` as in `wire.request_meta`. Raises `BadRequest` for a form that cannot be read."""
     query, content_type = _query_and_type(meta[meta.find("\r\n") + 2 :])
     if content_type is None:
-        inputs: dict[str, Any] = {"body": own(body)}
         if query:
-            inputs = {**_query_inputs(query), **inputs}
-        return inputs, None
+            inputs, parts = _query_row(query)
+            return {**inputs, "body": own(body)}, parts
+        return {"body": own(body)}, None
     return _read_typed(query, content_type, body, decode)
 
 
@@ -66,31 +66,32 @@ def _query_and_type(rest: str) -> tuple[str, str | None]:
 
 
 def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Row:
-    inputs = _query_inputs(query) if query else {}
-    parts = None
+    inputs, parts = _query_row(query) if query else ({}, None)
     if content_type.startswith(TENSORS):
         request, wanted = v2_binary.read(content_type.removeprefix(TENSORS), own(body))
         inputs["body"] = request
         return inputs, wanted
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
-        parts = {}
-        for part in read_multipart(content_type, body):
-            if part.content_type is None:
-                inputs[part.name] = part.value
-            else:
-                parts[part.name] = {"content-type": part.content_type}
-                inputs[part.name] = decoded(part.content_type, part.value) if decode else part.value
+        fields = read_multipart(content_type, body)
+        parts = {**(parts or {}), **{part.name: {"content-type": part.content_type} for part in fields if part.content_type is not None}}
+        typed = [decoded(part.content_type, part.value) if part.content_type and decode else part.value for part in fields]
+        add_fields(inputs, parts, [(part.name, value) for part, value in zip(fields, typed, strict=True)])
     elif media_type == "application/x-www-form-urlencoded":
+        if is_json(body):
+            return _read_typed(query, "application/json", body, decode)
         # By way of latin-1, which keeps every byte: curl sends files of any kind under this type, and parse_qsl takes bytes for ASCII.
-        for name, value in parse_qsl(str(body, "latin-1"), keep_blank_values=True, encoding="latin-1"):
-            inputs[name.encode("latin-1").decode("utf-8", "replace")] = bytearray(value, "latin-1")
+        pairs = parse_qsl(str(body, "latin-1"), keep_blank_values=True, encoding="latin-1")
+        parts = parts or {}
+        add_fields(
+            inputs, parts, [(name.encode("latin-1").decode("utf-8", "replace"), bytearray(value, "latin-1")) for name, value in pairs]
+        )
     elif media_type == _INPUTS:
         inputs.update(read_inputs(body))
     else:
         given = inputs["body"] = decoded(content_type, body) if decode else own(body)
         if type(given) is dict and "inputs" in given:
-            return inputs, v2_binary.output_request_of_json(given)
+            return inputs, v2_binary.output_request_of_json(given) or parts
     return inputs, parts
 
 
@@ -110,16 +111,26 @@ def read_inputs(body: Buffer) -> dict[str, bytearray]:
     return inputs
 
 
-def _query_inputs(query: str) -> dict[str, Any]:
-    inputs: dict[str, Any] = {}
-    add_query(inputs, query)
-    return inputs
-
-
-def add_query(inputs: dict[str, Any], query: str) -> None:
+def _query_row(query: str) -> Row:
     text = query.encode("latin-1").decode("utf-8", "replace")  # headers travel as latin-1; a URL is UTF-8
-    for name, value in parse_qsl(text, keep_blank_values=True):
-        inputs[name] = bytearray(value, "utf-8")  # as TorchServe passes them on
+    inputs: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    # The values are bytes, as TorchServe passes them on.
+    add_fields(inputs, parts, [(name, bytearray(value, "utf-8")) for name, value in parse_qsl(text, keep_blank_values=True)])
+    return inputs, parts
+
+
+def add_fields(inputs: dict[str, Any], parts: dict[str, dict[str, Any]], fields: list[tuple[str, Any]]) -> None:
+    """Add the last value of each name, as TorchServe has it; of a name that repeats, `parts` gets all of them."""
+    own = dict(fields)
+    inputs.update(own)
+    if len(own) < len(fields):
+        values: dict[str, list[Any]] = {}
+        for name, value in fields:
+            values.setdefault(name, []).append(value)
+        for name, several in values.items():
+            if len(several) > 1:
+                parts.setdefault(name, {})["values"] = several
 
 
 def decoded(content_type: str, body: Buffer) -> Any:
@@ -137,6 +148,18 @@ def decoded(content_type: str, body: Buffer) -> Any:
         except (ValueError, LookupError) as error:
             logger.warning("a body of type %r cannot be decoded, so the handler gets it as bytes: %s", content_type, error)
     return own(body)
+
+
+def is_json(body: Buffer) -> bool:
+    """Tell JSON from a form's fields: curl -d sends either under the type of a form."""
+    text = bytes(body)
+    if text.lstrip()[:1] in (b"{", b"["):
+        return True
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def own(body: Buffer) -> bytearray:

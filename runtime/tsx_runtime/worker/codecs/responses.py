@@ -43,7 +43,7 @@ def encode(value: Any, nan: str = NULL) -> tuple[Buffer, Buffer]:
         if isinstance(value, (bytes, bytearray)):  # a tuple takes half the time of a union
             return b"", value
         if isinstance(value, str):
-            return JSON_HEADER if kind is JsonText else b"", value.encode()
+            return JSON_HEADER if isinstance(value, JsonText) else b"", value.encode()
         torch = sys.modules.get("torch")  # a handler that returns a tensor has imported it
         if torch is not None and isinstance(value, torch.Tensor):
             file = io.BytesIO()

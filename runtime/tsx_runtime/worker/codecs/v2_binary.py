@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.wire import TENSORS_HEAD
-from tsx_runtime.worker.codecs.json_text import NULL, to_compact_json
+from tsx_runtime.worker.codecs.json_text import NULL, RelayedRows, to_compact_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -48,8 +48,9 @@ _DATATYPES = {dtype.lstrip("<"): datatype for datatype, dtype in DTYPES.items()}
 class OutputRequest(dict[str, dict[str, str]]):
     """The outputs that a request asks for. Stands in the place of a form's part headers, of which there are none."""
 
-    def __init__(self, id: str | None, outputs: list[tuple[str, bool]], binary: bool) -> None:
+    def __init__(self, id: str | None, outputs: list[tuple[str, bool]], binary: bool, parameters: Any = None) -> None:
         super().__init__()
+        self.parameters = parameters  # of the request
         self.id = id
         self.outputs = outputs  # names, and whether each is wanted as bytes; none: all
         self.binary = binary  # whether outputs without a setting of their own come as bytes
@@ -156,7 +157,7 @@ def tensor_responses(results: list[Any], wishes: Mapping[int, Any], context: Con
     """The handler's results, wrapped where the request had tensors and its answer does not stream already."""
     return [
         TensorResponse(value, wanted, idx, context, version)
-        if isinstance(wanted := wishes.get(idx), OutputRequest) and idx not in begun
+        if isinstance(wanted := wishes.get(idx), OutputRequest) and idx not in begun and not isinstance(value, RelayedRows)
         else value
         for idx, value in enumerate(results)
     ]
@@ -309,7 +310,7 @@ def parse_output_request(request: dict[str, Any]) -> OutputRequest:
     except (AttributeError, KeyError, TypeError) as error:
         raise BadRequest(f"The request's parameters or outputs cannot be read: {type(error).__name__}: {error}.") from error
     id = request.get("id")
-    return OutputRequest(id if isinstance(id, str) else None, outputs, binary)
+    return OutputRequest(id if isinstance(id, str) else None, outputs, binary, parameters)
 
 
 def _is_array(value: Any) -> bool:

@@ -87,13 +87,14 @@ class Headers(dict[str, Any]):
 class RequestProcessor:
     """One request's headers, and the status and headers of its answer."""
 
-    __slots__ = ("_reason_phrase", "_request_header", "_response_header", "_status_code")
+    __slots__ = ("_reason_phrase", "_request_header", "_response_header", "_status_code", "parameters")
 
     def __init__(self, request_header: Mapping[str, Any]) -> None:
         self._request_header = request_header if isinstance(request_header, Headers) else Headers(request_header)
         self._response_header = Headers()
         self._status_code = 200
         self._reason_phrase: str | None = None
+        self.parameters: Any = None
 
     def get_request_property(self, key: str) -> Any:
         return self._request_header.get(key)
@@ -256,6 +257,15 @@ class Context:
         """Those that were asked for; the answers of all others are plain."""
         return self._batch.processors
 
+    def has_header(self, name: str) -> bool:
+        """Whether a request of the batch has this header, as the server itself writes it."""
+        return any(f"\r\n{name}: " in meta for meta in self._state().metas)
+
+    def keep_parameters(self, idx: int, body: Any) -> None:
+        """Keep the `parameters` of a body of which the handler gets only the rows."""
+        if isinstance(body, dict) and "parameters" in body:
+            self._processor(idx).parameters = body["parameters"]
+
     def running_ids(self) -> list[str]:
         """Of the requests that this thread works on now; none between two batches."""
         state = self._state()
@@ -328,6 +338,10 @@ class Context:
         """All headers, a dict that finds names in any case; of a form also the headers of each field, by the field's name."""
         return self._processor(idx).get_request_properties()
 
+    def get_request_parameters(self, idx: int) -> Any:
+        """The `parameters` beside the rows of a request's JSON; {} if it has none, or if the handler gets the JSON itself."""
+        return self._processor(idx).parameters or {}
+
     def set_response_content_type(self, idx: int, value: str) -> None:
         self.set_response_header(idx, "content-type", value)
 
@@ -373,4 +387,5 @@ class Context:
             if state.parts and idx in state.parts:
                 headers.update(state.parts[idx])
             found = state.processors[idx] = RequestProcessor(headers)
+            found.parameters = getattr((state.parts or {}).get(idx), "parameters", None)
         return found

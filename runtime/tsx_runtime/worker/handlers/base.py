@@ -188,6 +188,8 @@ class BaseHandler:
         for position, row in enumerate(data):
             try:
                 requests.append(read_request(row, self._input_specs))
+                for name in ("data", "body") if isinstance(row, dict) else ():
+                    self.context.keep_parameters(position, row.get(name))
                 if alone and requests[-1].rows != 1:
                     raise MalformedTensors(f"The request has {requests[-1].rows} rows; send one.")
             except MalformedTensors as error:

@@ -17,7 +17,7 @@ from tsx_runtime.errors import InvalidToken
 from tsx_runtime.http.semantics.messages import Message
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.targets.sagemaker.app import MultiModel
-from tsx_runtime.targets.sagemaker.batch_transform import LineAnswer, answer_each
+from tsx_runtime.targets.sagemaker.batch_transform import CSV, JSON_LINES, LineAnswer, LineFormat, accepted_form, answer_each
 from tsx_runtime.targets.sagemaker.environment import read_environment
 
 LINES = [(1, b"a"), (3, b"b"), (4, b"c")]
@@ -94,3 +94,16 @@ def test_routes_of_the_platforms_ask_for_a_token_where_one_is_wanted(method: str
     assert sent[0]["status"] == InvalidToken.status
     asyncio.run(run("/ping"))
     assert sent[2]["status"] == 200  # of whom the platform asks it
+
+
+@pytest.mark.parametrize(
+    ("accept", "form"),
+    [
+        (b"text/csv;q=0.5, application/jsonlines", JSON_LINES),
+        (b"application/*", JSON_LINES),
+        (b"text/*;q=0.1, */*", JSON_LINES),
+        (b"image/png", CSV),
+    ],
+)
+def test_the_form_of_the_answer_has_the_greatest_weight(accept: bytes, form: LineFormat) -> None:
+    assert accepted_form(accept, CSV) is form

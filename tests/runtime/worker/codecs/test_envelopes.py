@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.errors import PredictionFailed
-from tsx_runtime.wire import request_meta
+from tsx_runtime.wire import NODE_HEADER, request_meta
 from tsx_runtime.worker.codecs.envelopes import ENVELOPES
+from tsx_runtime.worker.codecs.json_text import JsonText
 from tsx_runtime.worker.codecs.v2_json import output_tensor, read_input
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
@@ -145,6 +146,27 @@ def _product(shape: list[int]) -> int:
     for size in shape:
         result *= size
     return result
+
+
+@pytest.mark.parametrize("name", ["json", "kserve"])
+def test_a_batch_may_hold_requests_of_workflows_and_others(name: str) -> None:
+    results: dict[Any, Any] = {0: b"\xff\x00", 1: {"x": [1]}, 2: "text", 3: JsonText("[1]")}
+    seen: Seen = []
+
+    def handler(data: Any, context: Context) -> Any:
+        seen.extend(data)
+        return [results.get(row, row) if isinstance(row, int) else "" for row in data]
+
+    def ask(bodies: list[Any], *places: bytes) -> Any:
+        context = Context("m", "/m", {}, 4, None, "1")
+        context.begin([request_meta("id", b"", [(NODE_HEADER, place)] if place else []).decode() for place in places])
+        return ENVELOPES[name](handler).handle([{"body": body} for body in bodies], context)
+
+    relayed, plain = ask([{"instances": [0, 1, 2, 3]}, {"instances": [9, 3]}], b"first", b"")
+    assert (json.loads(plain) if name == "json" else plain) == {"predictions": [9, [1]]}
+    seen.clear()
+    ask([bytearray(relayed.encode()), {"instances": [9]}], b"last", b"")
+    assert seen == [{"body": b"\xff\x00"}, {"body": b'{\n  "x": [\n    1\n  ]\n}'}, {"body": b"text"}, {"body": b"[1]"}, 9]
 
 
 def test_arrays_keep_their_datatype_and_uneven_lists_are_one_row() -> None:

@@ -16,6 +16,7 @@ from tsx_runtime.worker.codecs.requests import read_row
 from tsx_runtime.worker.codecs.v2_binary import as_row
 
 BOUNDARY = "xyz"
+FORM = "application/x-www-form-urlencoded"
 MULTIPART = f"multipart/form-data; boundary={BOUNDARY}"
 
 
@@ -113,12 +114,50 @@ def test_form_fields_are_inputs() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("body", "kind", "query"),
+    [
+        (form((named("a"), b"1"), (named("b"), b"x"), (named("a"), b"2")), MULTIPART, b""),
+        (b"a=1&b=x&a=2", FORM, b""),
+        (b"", None, b"a=1&b=x&a=2"),
+        (b"{}", "application/json", b"a=1&b=x&a=2"),
+        (form((named("c"), b"")), MULTIPART, b"a=1&b=x&a=2"),
+        (b"c=", FORM, b"a=1&b=x&a=2"),
+    ],
+)
+def test_of_a_repeated_field_the_last_counts_and_all_are_beside_it(body: bytes, kind: str | None, query: bytes) -> None:
+    row = read(body, kind, query)
+    assert (row.inputs["a"], row.inputs["b"]) == (b"2", b"x")
+    assert row.parts == {"a": {"values": [b"1", b"2"]}}
+
+
+def test_repeated_files_keep_their_types() -> None:
+    part = named("data", 'filename="1"', "Content-Type: application/json")
+    row = read(form((part, b"[1]"), (part, b"[2]")), MULTIPART)
+    assert row == ({"data": [2]}, {"data": {"content-type": "application/json", "values": [[1], [2]]}})
+
+
 def test_bytes_of_any_kind_under_the_type_of_a_form_are_read() -> None:
     assert inputs(b"data=%C3%A9+x&n\xc3\xa9m=1&raw=\xff\xfe", "application/x-www-form-urlencoded") == {
         "data": bytearray("é x".encode()),
         "ném": bytearray(b"1"),
         "raw": bytearray(b"\xff\xfe"),
     }
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"instances": [[1, 2]]}', {"instances": [[1, 2]]}),
+        (b' [1, {"b64": "a=&b;c"}]', [1, {"b64": "a=&b;c"}]),
+        (b"5", 5),
+        (b'{"instances": [1', bytearray(b'{"instances": [1')),
+    ],
+)
+def test_json_under_the_type_of_a_form_is_the_body(body: bytes, expected: Any) -> None:
+    """curl -d sends this type unless told otherwise."""
+    assert inputs(body, FORM, query=b"a=1") == {"a": bytearray(b"1"), "body": expected}
+    assert inputs(body, FORM, decode=False) == {"body": bytearray(body)}
 
 
 @given(

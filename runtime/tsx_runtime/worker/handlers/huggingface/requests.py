@@ -31,7 +31,8 @@ def read_body(row: Any, fields: Collection[str], *, media: bool) -> TaskRequest:
         return read_document(row, fields)
     body = row.get("body", row.get("data"))
     if body is None:
-        return _of_form(row, fields)
+        in_bytes = all(isinstance(value, bytes | bytearray) for value in row.values())
+        return _of_form(row, fields) if in_bytes else read_document(row, fields)  # an envelope's instance
     if isinstance(body, bytes | bytearray | memoryview):
         return _of_bytes(bytes(body), fields, media)
     return read_document(body, fields)
@@ -59,8 +60,6 @@ def _of_form(row: Mapping[str, Any], fields: Collection[str]) -> TaskRequest:
     """A file under `inputs`, `file`, `image` or `audio`, and `parameters` as JSON beside it."""
     file = next((row[name] for name in ("inputs", "file", "image", "audio") if name in row), None)
     if file is None:
-        if len(row) == 1 and next(iter(row)).startswith("{"):
-            raise InvalidInput("The body was sent as a form. Add the header `content-type: application/json`.")
         raise InvalidInput(f"The form has no field `inputs`, but {', '.join(map(repr, row)) or 'none'}.")
     given = row.get("parameters", b"{}")
     try:

@@ -8,12 +8,18 @@ from typing import Any
 
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY, MLmodel
 from tsx_runtime.errors import BadRequest, TsxError
-from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.exceptions import InvalidInput, LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.mlflow.model import missing_module, model_in
 
-JSON = "application/json"
+JSON, PARQUET = "application/json", "application/vnd.apache.parquet"
+ALIASES = {  # what MLflow calls by one name only; the first is curl's, where -d is given no type
+    "application/x-www-form-urlencoded": JSON,
+    "application/x-parquet": PARQUET,
+    "application/parquet": PARQUET,
+}
+HINT = "Send dataframe_split, or log the model with a signature that has the types of its tensors."
 DEVICE = "MLFLOW_DEFAULT_PREDICTION_DEVICE"
 
 
@@ -51,14 +57,22 @@ class MLflowPyfunc:
         from mlflow.exceptions import MlflowException  # an extra
         from mlflow.pyfunc.scoring_server import invocations
 
+        if not isinstance(body, bytes | bytearray):
+            raise InvalidInput(f"The model takes no tensors in bytes. {HINT}")
         kind = str(context.get_request_header(index, "content-type") or JSON)
+        kind = ALIASES.get(kind.partition(";")[0].strip().lower(), kind)
+        schema = self.model.metadata.get_input_schema()
         try:
-            answer = invocations(bytes(body), kind, self.model, self.model.metadata.get_input_schema())
+            answer = invocations(bytes(body), kind, self.model, schema)
         except MlflowException as error:
             cause = error.__context__
             if isinstance(cause, Exception) and "unexpected error while evaluating the model" in error.message:
+                if schema is None and isinstance(cause, RuntimeError | TypeError) and b'"dataframe_' not in body:
+                    raise InvalidInput(f"The model has no signature with the types of its input, and failed: {cause}. {HINT}") from error
                 raise cause from error  # what the model raised: to MLflow that is the client's fault, whatever it is
             status, said = error.get_http_status_code(), {"message": error.message, "error_code": error.error_code}
+            if status == BadRequest.status and b'"datatype"' in body:  # of the Open Inference Protocol
+                said["message"] += f" {HINT}"
         else:
             if answer.status < 400:
                 context.set_response_content_type(index, answer.mimetype)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
 from tsx_runtime.errors import BadRequest
+from tsx_runtime.shared.content_types import best_type
 from tsx_runtime.worker.exceptions import PredictionException, in_words
 
 JSON, CSV, NPY, NPZ, LINES = "application/json", "text/csv", "application/x-npy", "application/x-npz", "application/jsonlines"
@@ -22,13 +22,6 @@ UNSUPPORTED = 415
 
 def media_type(header: str) -> str:
     return header.partition(";")[0].strip().lower()
-
-
-def accepted(header: str, default: str) -> Iterator[str]:
-    """In the client's order; anything means the default."""
-    for part in header.split(","):
-        kind = media_type(part)
-        yield default if kind in ("", "*/*") else kind
 
 
 def to_tensor(body: str | bytes, content_type: str) -> torch.Tensor:
@@ -68,8 +61,8 @@ def _checked(array: Any) -> Any:
 
 
 def to_body(prediction: Any, header: str, default: str) -> tuple[str | bytes, str]:
-    """The body and its type: the first that is accepted and known. Raises PredictionException."""
-    kind = next((kind for kind in accepted(header, default) if kind in WRITTEN), None)
+    """The body and its type: the known one that is accepted best. Raises PredictionException."""
+    kind = best_type(header, sorted(WRITTEN, key=lambda written: written != default))
     if kind is None:
         wanted = f"output_fn in your program, or accept one of {', '.join(WRITTEN)}"
         raise PredictionException(f"{header!r} is not written by the default output_fn: define {wanted}.", UNSUPPORTED)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tsx_runtime.errors import TsxError, error_body
+from tsx_runtime.shared.content_types import best_type
 from tsx_runtime.worker.codecs.responses import failure, is_out_of_device_memory
 from tsx_runtime.worker.diagnostics.failures import log_failure
 from tsx_runtime.worker.exceptions import LoadError, PredictionException, in_words
@@ -35,7 +36,7 @@ from tsx_runtime.worker.handler_api.loader import import_file, own_file
 from tsx_runtime.worker.handler_api.modules import own_modules
 from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.models.model_files import load_model_file
-from tsx_runtime.worker.handlers.sagemaker.formats import JSON, LINES, TEXT, accepted, media_type, to_body, to_tensor
+from tsx_runtime.worker.handlers.sagemaker.formats import JSON, LINES, TEXT, media_type, to_body, to_tensor
 from tsx_runtime.worker.handlers.steps.tensor_requests import TensorBatch, TensorRequest, UnusableRows
 
 WEIGHTS = (".pt", ".pth", ".pt2")
@@ -151,7 +152,8 @@ class ToolkitHandler:
     def _answer(self, result: Any, index: int, own: ToolkitRequest, context: Context) -> Any:
         if isinstance(result, _FunctionFailure):
             return result.answer(index, context)
-        content_type = next(accepted(own.accept, own.default))
+        named = [media_type(part) for part in own.accept.split(",") if "*" not in part]
+        content_type = best_type(own.accept, [own.default, *named]) or own.default
         if isinstance(result, tuple) and len(result) == 2:
             result, content_type = result
         if context.get_response_content_type(index) is None:

@@ -167,27 +167,20 @@ def reason_of(error: Exception) -> str:
 def _content(row: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
     """What the request holds, by name; the form of its answer; whether it is a row (True) or several (False), where the form says so."""
     if not isinstance(row, dict):  # of an envelope: an instance
-        return _of_json(row, is_row=True) if isinstance(row, dict | list) else _of_value(row)
+        return _of_json(row, is_row=True) if isinstance(row, list) else _of_json(_parsed(row), is_row=None)
     if "datatype" in row and "shape" in row:  # of the envelope kservev2: one tensor
         return {"": _typed(read_input(row))}, TENSORS, False
     arrays = {name: value for name, value in row.items() if isinstance(value, np.ndarray)}
     if arrays:  # of the protocol's binary form: each under its name, and the first again as the body
         named = {name: value for name, value in arrays.items() if name != "body"}
         return named or arrays, TENSORS, False
-    value = row.get("data")
-    value = row.get("body") if value is None else value
-    if value is not None:
-        return _of_value(value)
+    for name in ("data", "body"):
+        if row.get(name) is not None:
+            row[name] = _parsed(row[name])
+            return _of_json(row[name], is_row=None)
     if not row:
         raise MalformedTensors("The request is empty.")
-    ((name, only),) = row.items() if len(row) == 1 else ((None, None),)
-    if name is not None and isinstance(only, bytes | bytearray) and not only:
-        return _of_value(name)  # what curl's -d sends without a content type is a form, whose only name is the body
     return {name: _parsed(value) for name, value in row.items()}, PLAIN, None
-
-
-def _of_value(value: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None]:
-    return _of_json(_parsed(value), is_row=None)
 
 
 def _parsed(value: Any) -> Any:

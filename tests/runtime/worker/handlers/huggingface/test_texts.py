@@ -30,6 +30,8 @@ def test_classification_equals_the_pipeline_in_a_batch_of_mixed_lengths(served: 
     wanted = model.pipeline("text-classification")(texts, top_k=None)
     near([[each] for each in wanted], model.ok(*[{"inputs": text} for text in texts]))
     near(wanted, model.ok({"inputs": texts})[0])
+    (instance,) = model.model.entry.call([{"inputs": texts[0]}], model.model.context)  # as an envelope has it
+    near([wanted[0]], json.loads(instance))
 
 
 def test_parameters_are_each_requests_own(served: Get) -> None:

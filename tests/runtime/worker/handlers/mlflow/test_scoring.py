@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -23,14 +24,16 @@ from transformers import BertConfig, BertForSequenceClassification, BertTokenize
 
 from tsx_archiver.metadata.mlmodel import DIRECTORY, FILE
 from tsx_runtime.wire import request_meta
-from tsx_runtime.worker.exceptions import BadRows, LoadError
+from tsx_runtime.worker.codecs.array_list import ListLike
+from tsx_runtime.worker.exceptions import BadRows, InvalidInput, LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.metrics import Metrics
-from tsx_runtime.worker.handlers.mlflow.pyfunc import MLflowPyfunc
+from tsx_runtime.worker.handlers.mlflow.pyfunc import HINT, MLflowPyfunc
 from tsx_runtime.worker.handlers.mlflow.pytorch import MLflowPyTorch
 
 JSON, CSV = "application/json", "text/csv"
 ROWS = np.array([[1, 2, 3], [0, 0.5, 1]], dtype=np.float32)
+TENSOR = {"name": "x", "shape": [2, 3], "datatype": "FP32", "data": ROWS.ravel().tolist()}
 PIP = ["torch"]
 
 
@@ -238,6 +241,15 @@ def test_a_request_that_does_not_fit_the_signature_is_refused_with_the_reason(
 def test_a_body_without_a_content_type_is_json(asked: Callable[[str], Asked]) -> None:
     rows = {"inputs": ROWS.tolist()}
     assert asked("pickle").batch((json.dumps(rows), "application/octet-stream"))[0] == asked("pickle").one(rows)
+    table = split("ab", [1, 2])
+    assert asked("adder").batch((json.dumps(table), "application/x-www-form-urlencoded"))[0] == asked("adder").one(table)
+
+
+@pytest.mark.parametrize("kind", ["application/vnd.apache.parquet", "application/x-parquet", "application/parquet"])
+def test_parquet_has_three_names(asked: Callable[[str], Asked], kind: str) -> None:
+    file = io.BytesIO()
+    pd.DataFrame({"a": [1.0], "b": [2.0]}).to_parquet(file)
+    assert asked("adder").batch((file.getvalue(), kind))[0] == asked("adder").one(split("ab", [1, 2]))
 
 
 def test_what_is_no_form_of_the_protocol_is_refused(asked: Callable[[str], Asked]) -> None:
@@ -249,6 +261,22 @@ def test_what_is_no_form_of_the_protocol_is_refused(asked: Callable[[str], Asked
 def test_a_model_that_fails_is_no_fault_of_the_client(asked: Callable[[str], Asked]) -> None:
     with pytest.raises(ValueError, match="negative"):
         asked("adder").one(split("ab", [-1, 2]))
+
+
+@pytest.mark.parametrize("body", [{"inputs": ROWS.tolist()}, {"instances": ROWS.tolist()}, {"inputs": [TENSOR]}])
+def test_a_model_without_a_signature_says_what_helps(tmp_path: Path, body: Any) -> None:
+    mlflow.pytorch.save_model(Net().eval(), str(tmp_path / DIRECTORY), pip_requirements=PIP, serialization_format="pickle")
+    plain = Asked(MLflowPyfunc, tmp_path)
+    with pytest.raises(InvalidInput, match=r"no signature.*Send dataframe_split, or log the model with a signature"):
+        plain.one(body)
+    assert plain.one({"dataframe_split": {"columns": [0, 1, 2], "data": ROWS.tolist()}}).status == 200
+
+
+def test_a_model_of_columns_refuses_tensors_and_says_what_it_takes(asked: Callable[[str], Asked]) -> None:
+    answer = asked("adder").one({"inputs": [TENSOR]})
+    assert (answer.status, answer.data["message"].endswith(HINT)) == (400, True)
+    with pytest.raises(InvalidInput, match="dataframe_split"):
+        asked("adder").handler.handle([{"x": ROWS, "body": ROWS.view(ListLike)}], asked("adder").context)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("pickle", MLflowPyTorch), ("adder", MLflowPyfunc)])

@@ -142,7 +142,6 @@ def test_a_row_and_rows_in_every_form_give_the_models_own_numbers(made: Made, fo
         {"body": {"inputs": ROW}},
         {"data": bytearray(text.encode())},
         {"body": text},
-        {text: bytearray()},
         {"body": npy(ROW)},
         {"body": {"x": ROW}},
         ROW,

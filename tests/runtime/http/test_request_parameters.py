@@ -1,0 +1,80 @@
+"""The `parameters` that a request has beside its rows reach the handler."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runtime.conftest import RunningServer, make_settings, running_server
+
+FUNCTION = """
+def handle(data, context):
+    return None if data is None else [context.get_request_parameters(0).get("temperature", 0.0) for row in data]
+"""
+DERIVED = """
+import torch
+from ts.torch_handler.base_handler import BaseHandler
+
+
+class Derived(BaseHandler):
+    def initialize(self, context):
+        self.context, self.model, self.device = context, abs, torch.device("cpu")
+
+    def postprocess(self, output):
+        return [self.context.get_request_parameters(0).get("temperature", 0.0) for _ in output]
+"""
+FIELDS = """
+def handle(data, context):
+    if data is None:
+        return None
+    return [[row["a"].decode(), [value.decode() for value in context.get_request_header(0, "a")["values"]]] for row in data]
+"""
+GIVEN = {"temperature": 0.5}
+TENSOR = {"name": "x", "shape": [1, 1], "datatype": "FP32"}
+
+
+@pytest.fixture(scope="module")
+def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    store: Path = tmp_path_factory.mktemp("parameters")
+    with running_server(make_settings(store)) as running:
+        for name, code, envelope in (
+            ("function", FUNCTION, ""),
+            ("derived", DERIVED, ""),
+            ("fields", FIELDS, ""),
+            ("json", FUNCTION, "json"),
+            ("kserve", FUNCTION, "kserve"),
+            ("kservev2", FUNCTION, "kservev2"),
+        ):
+            running.write_mar(f"{name}.mar", handler=code, **({"envelope": envelope} if envelope else {}))
+            running.register(f"{name}.mar", initial_workers=1)
+        yield running
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/octet-stream", "application/x-www-form-urlencoded", ""])
+@pytest.mark.parametrize("name", ["json", "kserve", "kservev2", "derived"])
+def test_parameters_are_beside_the_rows_of_a_body_of_any_type(server: RunningServer, name: str, kind: str) -> None:
+    for parameters in (GIVEN, None):
+        rows = {"inputs": [TENSOR | {"data": [1.0]}]} if name == "kservev2" else {"instances": [[1.0]]}
+        body = json.dumps(rows | ({"parameters": parameters} if parameters else {})).encode()
+        answer = server.inference.post(f"/predictions/{name}", content=body, headers={"content-type": kind} if kind else {})
+        assert answer.status_code == 200, answer.text
+        result = answer.json()
+        shown = result["outputs"][0]["data"][0] if name == "kservev2" else result["predictions"][0] if name != "derived" else result
+        assert shown == (0.5 if parameters else 0.0)
+
+
+@pytest.mark.parametrize("name", ["function", "kservev2"])
+def test_parameters_are_beside_tensors_in_bytes(server: RunningServer, name: str) -> None:
+    head = json.dumps({"inputs": [TENSOR | {"parameters": {"binary_data_size": 4}}], "parameters": GIVEN}).encode()
+    body = head + struct.pack("<f", 1.0)
+    answer = server.ask(body, f"/v2/models/{name}/infer", inference_header_content_length=str(len(head)))
+    assert answer.json()["outputs"][0]["data"] == [0.5]
+
+
+def test_a_handler_gets_the_last_of_repeated_fields_and_finds_the_others(server: RunningServer) -> None:
+    answer = server.inference.post("/predictions/fields", files=[("a", (None, b"1")), ("a", (None, b"2"))])
+    assert (answer.status_code, answer.json()) == (200, ["2", ["1", "2"]])

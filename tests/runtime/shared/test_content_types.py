@@ -1,0 +1,44 @@
+"""The type that a client accepts best."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.shared.content_types import MOST_ACCEPTED, best_type
+
+JSON, CSV, LINES = "application/json", "text/csv", "application/jsonlines"
+
+
+@pytest.mark.parametrize(
+    ("accept", "best"),
+    [
+        ("", JSON),
+        ("*/*", JSON),
+        ("text/csv, application/json", CSV),
+        ("text/csv;q=0.5, application/json", JSON),
+        ("text/csv; Q=0.5, application/json; q=0.4, */*;q=0.1", CSV),
+        ("application/*", JSON),
+        ("application/*;q=0.9, application/jsonlines", LINES),
+        ("application/*, application/json;q=0.1", LINES),
+        ("application/json;q=0, */*", CSV),
+        ("text/*, application/*;q=0.9", CSV),
+        ("text/csv;header=present", CSV),
+        ("image/png", None),
+        ("application/json;q=0", None),
+        ("application/json;q=nan, text/csv;q=x, application/jsonlines;q=0.001", LINES),
+        ("*/*;q=0, text/csv", CSV),
+    ],
+)
+def test_the_best_type_is_that_of_the_greatest_weight_of_its_most_specific_range(accept: str, best: str | None) -> None:
+    assert best_type(accept, [JSON, CSV, LINES]) == best
+
+
+@given(st.text(alphabet="a*/;q=.019, ", max_size=60))
+def test_any_header_chooses_an_offer_or_none(accept: str) -> None:
+    assert best_type(accept, [JSON, CSV]) in (JSON, CSV, None)
+
+
+def test_a_long_header_is_not_read_to_its_end() -> None:
+    assert best_type("image/png," * MOST_ACCEPTED + JSON, [JSON]) is None
