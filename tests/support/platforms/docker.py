@@ -217,6 +217,8 @@ def begin(state: dict[str, Any], name: str) -> int:
     if state["refusal"]:
         return fail(state["refusal"][1], state["refusal"][0])
     health = state["healths"].pop(0) if state["healths"] else "healthy"
+    state["containers"][name]["RestartCount"] = int(health == "restarting")
+    health = health.replace("restarting", "starting")  # it has ended, and was started again
     runs = health in ("healthy", "starting", "unhealthy")
     code = 0 if runs else 1
     state["containers"][name]["health"] = health

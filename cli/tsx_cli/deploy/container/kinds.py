@@ -99,6 +99,8 @@ def ending_of(state: Mapping[str, Any]) -> str:
         return "was killed because it needs more memory than container.memory"
     if state.get("Error"):
         return f"was not started: {state['Error']}"
+    if state.get("Running"):
+        return "ends soon after each start"  # the engine has started it again, and no longer has the exit code
     return f"ended with {state.get('ExitCode', 'no exit code')}"
 
 

@@ -223,7 +223,7 @@ def digest_of(reference: str) -> tuple[str, str]:
         line = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it printed nothing"])[0]
         logged = LOGGED.search(line)
         text = logged[1].replace('\\"', "'") if logged else line.removeprefix(f"{name}: ")
-        reasons.append(f"{name}: {text}")
+        reasons.append(f"{name}: {text.rpartition(': ')[2]}")
     return "", "; ".join(reasons)
 
 

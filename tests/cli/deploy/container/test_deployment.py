@@ -355,3 +355,10 @@ def test_podman_under_the_name_of_docker_is_known_as_podman(deploy: Deploy, plac
     deploy.apply()
     assert json.loads(deploy.verb("status", "--json"))["with"] == "podman"
     assert "--log-driver" not in engine.calls("run")[0]
+
+
+def test_a_container_that_the_engine_starts_again_has_no_exit_code(deploy: Deploy, docker: Engine) -> None:
+    deploy.apply()
+    docker.set(healths=["restarting"])
+    deploy.apply("--set", "env.A=b", code=1)
+    assert "ends soon after each start. Its last log lines:" in deploy.err
