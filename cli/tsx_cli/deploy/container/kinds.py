@@ -49,7 +49,7 @@ class ContainerHost:
 
         podman checks the container's health now: it does so by itself only on machines with systemd.
         """
-        found: list[Mapping[str, Any]] = []
+        found: list[dict[str, Any]] = []
         for _ in range(RETRIES):
             check = ("healthcheck", "run", name)
             is_well = self.program.name != "podman" or self.program.try_(*check).returncode == 0
@@ -57,6 +57,8 @@ class ContainerHost:
             found = json.loads(done.stdout) if done.returncode == 0 else []
             if is_well or not found or health_of(found[0]) != "healthy":
                 break
+        else:  # podman counts no failure of its start period
+            found[0]["State"]["Health"] = {"Status": "unhealthy"}
         return found[0] if found else None
 
     def images(self, name: str) -> list[str]:
