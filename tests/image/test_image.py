@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
 
 import psutil
 import pytest
 
+from tests.support.containers import run
 from tests.support.servers import DEADLINE, tsx
 from tsx_cli.deploy.container.kinds import PushedImage
 from tsx_cli.deploy.engine.facts import Facts, look_at
@@ -31,9 +30,6 @@ from tsx_cli.deploy.spec import DeploySpec
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 NEEDED = ("buildah", "debootstrap", "docker-registry", "skopeo")
 MISSING = [name for name in NEEDED if shutil.which(name) is None]
-BASE = "localhost/tsx-base:1"
-LONG = 1800.0  # seconds
-
 pytestmark = [
     pytest.mark.image,
     pytest.mark.skipif(bool(MISSING), reason=f"needs {', '.join(MISSING)}, which apt installs"),
@@ -41,15 +37,11 @@ pytestmark = [
 ]
 
 
-def run(*words: str | Path, environment: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=LONG, env=environment, check=False)
-    assert done.returncode == 0, f"{' '.join(map(str, words))}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[str]:
+def registry(containers: Path, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[str]:
     place, (port,) = tmp_path_factory.mktemp("registry"), free_ports(1)
+    registries = containers / "home/.config/containers/registries.conf"
+    registries.write_text(f'[[registry]]\nlocation = "127.0.0.1:{port}"\ninsecure = true\n')
     config = {"version": 0.1, "storage": {"filesystem": {"rootdirectory": str(place / "data")}}, "http": {"addr": f"127.0.0.1:{port}"}}
     (place / "config.json").write_text(json.dumps(config))  # YAML holds JSON
     with (place / "log").open("w") as log:
@@ -59,65 +51,6 @@ def registry(tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int
     finally:
         process.terminate()
         process.wait()
-
-
-@pytest.fixture(scope="module")
-def containers(tmp_path_factory: pytest.TempPathFactory, registry: str) -> Iterator[Path]:
-    """Storage of its own, and what buildah has to know to do without rights over cgroups and without TLS."""
-    place = tmp_path_factory.mktemp("containers")
-    pip, mounts = pip_settings()
-    (place / "pip.conf").write_text(pip)
-    mounts = [f"{path}:{path}:ro" for path in mounts] + [f"{place / 'pip.conf'}:/etc/pip.conf:ro"]
-    (place / "home/.config/containers").mkdir(parents=True)
-    (place / "home/.config/containers/registries.conf").write_text(f'[[registry]]\nlocation = "{registry}"\ninsecure = true\n')
-    (place / "containers.conf").write_text(f"[containers]\nvolumes = {json.dumps(mounts)}\n")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HOME", str(place / "home"))
-        patch.setenv("PIP_CONFIG_FILE", str(place / "pip.conf"))
-        patch.setenv("CONTAINERS_CONF", str(place / "containers.conf"))
-        patch.setenv("CONTAINERS_STORAGE_CONF", str(place / "storage.conf"))
-        patch.setenv("BUILDAH_ISOLATION", "chroot")
-        for driver in ("overlay", "vfs"):  # which copies every layer, and works everywhere
-            storage = f'[storage]\ndriver = "{driver}"\ngraphroot = "{place / driver}"\nrunroot = "{place / "run"}"\n'
-            (place / "storage.conf").write_text(storage)
-            if works():
-                break
-        try:
-            yield place
-        finally:
-            run("buildah", "rm", "--all")  # what is mounted
-            for driver in ("overlay", "vfs"):
-                shutil.rmtree(place / driver, ignore_errors=True)
-
-
-def works() -> bool:
-    made = subprocess.run(["buildah", "from", "scratch"], capture_output=True, text=True, check=False)
-    mount = ["buildah", "mount", made.stdout.strip()]
-    return made.returncode == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
-
-
-def pip_settings() -> tuple[str, list[Path]]:
-    """This machine's, as one file, with the directories that it names."""
-    listed = run(sys.executable, "-m", "pip", "config", "list")
-    found = re.findall(r"^(?:global|install|:env:)\.([a-z-]+)='(.*)'$", listed, re.MULTILINE)
-    text = "[global]\n" + "".join(f"{key} = {value}\n" for key, value in dict(found).items() if key != "config-file")
-    named = {Path(path).parent for _, value in found for path in re.findall(r"file://(/\S+)", value)}  # an index has its files beside it
-    named |= {Path(path) for _, value in found for path in re.findall(r"(?<!\S)/\S+", value)}
-    return text, [Path("/etc/ssl/certs"), *sorted(path for path in named if path.exists() and not path.is_relative_to("/etc/ssl/certs"))]
-
-
-@pytest.fixture(scope="module")
-def base(containers: Path) -> str:
-    """Debian with Python, in a minute."""
-    root = containers / "base"
-    packages = "python3-minimal,python3-venv,python3-pip,ca-certificates"
-    run("debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", root)
-    container = run("buildah", "from", "scratch").strip()
-    run("buildah", "add", "--quiet", container, root, "/")
-    run("buildah", "commit", "--quiet", "--format", "docker", container, BASE)
-    run("buildah", "rm", container)
-    shutil.rmtree(root)
-    return BASE
 
 
 def test_the_image_is_built_pushed_pulled_and_answers(

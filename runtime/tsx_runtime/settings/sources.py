@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
@@ -44,18 +45,22 @@ logger = logging.getLogger("tsx.settings")
 
 
 def load_settings(
-    cli: Mapping[str, object], env: Mapping[str, str], file: Path | None = None, warn: Callable[[str], None] = logger.warning
+    cli: Mapping[str, object],
+    env: Mapping[str, str],
+    file: Path | None = None,
+    warn: Callable[[str], None] = logger.warning,
+    sources: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[Settings, dict[str, str]]:
     """The settings, and for each its origin in words. Raises `SettingError`.
 
     `cli` holds only what was given, by setting name; text is read as in the environment. The file is TOML by its name `*.toml`,
     any other is one of TorchServe's: what has no effect in it goes to `warn`. A relative path in TOML starts at the file's
-    directory, any other at the working directory.
+    directory, any other at the working directory. `sources` has the origin, by variable, of what no variable set.
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.model_fields, "default")
     from_file = _from_toml(file) if file is None or file.suffix == ".toml" else _from_properties(file, env, warn)
-    for found in [*from_file, *_from_environment(env, warn), *_from_command_line(cli)]:
+    for found in [*from_file, *_from_environment(env, warn, sources), *_from_command_line(cli)]:
         place, key = values, found.name
         if found.model is not None:
             place, key = values.setdefault(MODELS, {}).setdefault(found.model, {}), found.name.rpartition(".")[2]
@@ -156,18 +161,19 @@ def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], N
         warn(notice)
 
 
-def _from_environment(env: Mapping[str, str], warn: Callable[[str], None]) -> Iterable[_SourceValue]:
+def _from_environment(env: Mapping[str, str], warn: Callable[[str], None], sources: Mapping[str, str]) -> Iterable[_SourceValue]:
     """An unknown variable is no error: another program may set a name that begins with TSX_."""
     for variable, text in env.items():
         name = variable.removeprefix(ENV_PREFIX).lower()
         if not variable.startswith(ENV_PREFIX) or variable == CONFIG_VARIABLE or _is_service_link(variable, text):
             continue
+        source = sources.get(variable, f"environment variable {variable}")
         if name in _PLAIN and variable == variable.upper():
-            yield _SourceValue(name, text, f"environment variable {variable}")
+            yield _SourceValue(name, text, source)
         elif not _OF_IMAGES.fullmatch(variable):
             near = nearest(name, [*_PLAIN, "config"])
             hint = f"did you mean {ENV_PREFIX}{near.upper()}?" if near else "`tsx config show` lists all settings"
-            warn(f"the environment variable {variable} is no setting and is ignored; {hint}")
+            warn(f"the {source} is no setting and is ignored; {hint}")
 
 
 def _is_service_link(variable: str, text: str) -> bool:

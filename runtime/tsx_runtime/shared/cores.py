@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
-QUOTA = Path("/sys/fs/cgroup/cpu.max")
+CGROUP = Path("/sys/fs/cgroup")
+QUOTAS = (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"))  # cgroup v2, v1
 
 
 def cpu_count() -> int:
-    """Cores that this process may use: its affinity, and the quota of its control group."""
+    """Count the cores that this process may use: its affinity, and the quota of its control group."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = QUOTA.read_text().split()
-    except (OSError, ValueError):
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    for names in QUOTAS:
+        with suppress(OSError, ValueError):
+            quota, period = " ".join((CGROUP / name).read_text() for name in names).split()
+            if quota.isdecimal():  # else there is no limit
+                cores = max(1, min(cores, int(quota) // int(period)))
+    return cores

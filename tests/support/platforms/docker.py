@@ -1,6 +1,8 @@
 """docker's and podman's place on the PATH: a program that speaks docker's documented words and keeps its containers in a file.
 
 `Engine` puts it there for a test. How containers get on is told to it: `healths` are the states of the next ones, one for each that starts.
+Without `has_systemd` it reports them as starting until `healthcheck run` asks them, as podman does. `refusal` is the exit code and the text
+with which it starts nothing.
 It runs by itself (`python -IS docker.py`), so it imports nothing but the standard library.
 """
 
@@ -27,6 +29,9 @@ EMPTY: dict[str, Any] = {
     "digests": {},
     "pushed": [],
     "healths": [],
+    "version": "double 1.0",
+    "has_systemd": True,
+    "refusal": None,
     "calls": [],
     "logins": {},
     "broken": "",
@@ -95,14 +100,14 @@ def main(directory: Path, words: list[str]) -> int:
             print("28.2.2")
             return 0
         if words[0] == "--version":
-            print("double 1.0")
+            print(state["version"])
             return 0
         return VERBS[words[0]](state, words[1:])
 
 
-def fail(text: str) -> int:
+def fail(text: str, code: int = 1) -> int:
     print(text, file=sys.stderr)
-    return 1
+    return code
 
 
 def values(words: list[str], name: str) -> list[str]:
@@ -138,6 +143,8 @@ def digest(reference: str) -> str:
 
 
 def buildx(state: dict[str, Any], words: list[str]) -> int:
+    if words == ["version"]:
+        return fail("docker: 'buildx' is not a docker command.") if state["broken_buildx"] else 0
     if words[-1] in state["digests"]:  # of images of others
         print(state["digests"][words[-1]])
         return 0
@@ -165,6 +172,20 @@ def login(state: dict[str, Any], words: list[str]) -> int:
     return 0
 
 
+def healthcheck(state: dict[str, Any], words: list[str]) -> int:
+    assert words[0] == "run"
+    own = state["containers"].get(words[1])
+    if own is None or not own["State"]["Running"]:
+        return fail(f"Error: {words[1]} is not running", 125)
+    health = own["State"]["Health"]
+    is_well = own["health"] == "healthy"
+    own["health"] = own["health"].replace("busy", "healthy")  # fails one check
+    health["FailingStreak"] = 0 if is_well else health.get("FailingStreak", 0) + 1
+    if is_well:
+        health["Status"] = "healthy"  # a failure of the start period is not counted
+    return 0 if is_well else 1
+
+
 def run(state: dict[str, Any], words: list[str]) -> int:
     if words == ["--help"]:
         state["calls"].pop()  # it starts nothing
@@ -188,20 +209,26 @@ def run(state: dict[str, Any], words: list[str]) -> int:
         "HostConfig": {"PortBindings": bindings},
         "Ports": ports,
         "RestartCount": 0,
+        "State": {"Running": False, "Status": "created", "ExitCode": 0},
     }
     return begin(state, name)
 
 
 def begin(state: dict[str, Any], name: str) -> int:
+    if state["refusal"]:
+        return fail(state["refusal"][1], state["refusal"][0])
     health = state["healths"].pop(0) if state["healths"] else "healthy"
+    state["containers"][name]["RestartCount"] = int(health == "restarting")
+    health = health.replace("restarting", "starting")  # it has ended, and was started again
     runs = health in ("healthy", "starting", "unhealthy")
     code = 0 if runs else 1
+    state["containers"][name]["health"] = health
     state["containers"][name]["State"] = {
         "Running": runs,
         "Status": "running" if runs else "exited",
         "ExitCode": code,
         "StartedAt": "2026-11-21T20:00:00Z",
-        "Health": {"Status": health} if runs else {},
+        "Health": {"Status": health if state["has_systemd"] else "starting"} if runs else {},
     }
     return 0
 
@@ -244,7 +271,9 @@ def logs(state: dict[str, Any], words: list[str]) -> int:
     return 0
 
 
-VERBS = {verb.__name__: verb for verb in (build, buildx, image, push, manifest, login, run, start, stop, rm, ps, inspect, logs)}
+VERBS = {
+    verb.__name__: verb for verb in (build, buildx, healthcheck, image, push, manifest, login, run, start, stop, rm, ps, inspect, logs)
+}
 
 if __name__ == "__main__":
     raise SystemExit(main(Path(sys.argv[0]).parent, sys.argv[1:]))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tsx_cli.common.client import Response, Server, path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.deploy.container.kinds import ContainerHost, health_of, labels_of, tags_of
+from tsx_cli.deploy.container.kinds import ContainerHost, ending_of, health_of, labels_of, tags_of
 from tsx_cli.deploy.container.resources import INSIDE, OPEN, run_words, wants_tokens
 from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.facts import tags_of as tags_of_spec
@@ -77,12 +77,14 @@ class ContainerTarget:
         if not there:
             return None
         current = next((each for each in there if each["State"].get("Running")), there[-1])
+        current = cloud.container(_name(current)) or current
         state, tags = current["State"], tags_of(current)
+        has_ended = not state.get("Running") and state.get("Status") not in ("paused", "created")
         return {
             "name": name,
             "target": "container",
             "status": health_of(current),
-            "reason": "" if state.get("Running") else f"it ended with {state.get('ExitCode')}",
+            "reason": f"it {ending_of(state)}" if has_ended or state.get("Error") else "",
             "model": tags.get("tsx:model"),
             "image": current["Config"].get("Image"),
             "container": _name(current),

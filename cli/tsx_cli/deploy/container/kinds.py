@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tsx_cli.deploy.container.resources import engine_words
+from tsx_cli.deploy.container.resources import RETRIES, engine_words
 from tsx_cli.deploy.engine.kind import CloudError, ResourceKind
 from tsx_cli.deploy.engine.plan import Field
 from tsx_cli.deploy.engine.resources import Observed, Resource, State, Traits
-from tsx_cli.deploy.image.programs import Builder, Program
+from tsx_cli.deploy.image.programs import Builder, Program, last_output
 from tsx_cli.deploy.image.recipe import Recipe, own_tag
 
 NAME, TARGET = "tsx.name", "tsx.target"
-POLL = 0.5  # seconds between two looks at a container that is starting
+POLL = 2.0  # seconds between two looks at a container that is starting
 LINES = 40  # of its log, where it does not get well
 
 
@@ -45,8 +45,20 @@ class ContainerHost:
         return sorted(found, key=lambda each: str(each["Created"]))
 
     def container(self, name: str) -> Mapping[str, Any] | None:
-        done = self.program.try_("inspect", "--type", "container", name)
-        found = json.loads(done.stdout) if done.returncode == 0 else []
+        """Return what the engine reports of a container.
+
+        podman checks the container's health now: it does so by itself only on machines with systemd.
+        """
+        found: list[dict[str, Any]] = []
+        for _ in range(RETRIES):
+            check = ("healthcheck", "run", name)
+            is_well = self.program.name != "podman" or self.program.try_(*check).returncode == 0
+            done = self.program.try_("inspect", "--type", "container", name)
+            found = json.loads(done.stdout) if done.returncode == 0 else []
+            if is_well or not found or health_of(found[0]) != "healthy":
+                break
+        else:  # podman counts no failure of its start period
+            found[0]["State"]["Health"] = {"Status": "unhealthy"}
         return found[0] if found else None
 
     def images(self, name: str) -> list[str]:
@@ -79,8 +91,19 @@ def health_of(container: Mapping[str, Any]) -> str:
     state = container["State"]
     if not state.get("Running"):
         return str(state.get("Status") or "exited")
-    health = state.get("Health") or {}
+    health = state.get("Health") or state.get("Healthcheck") or {}  # podman 3 has the second name
     return str(health.get("Status") or "healthy")
+
+
+def ending_of(state: Mapping[str, Any]) -> str:
+    """Say how a container that no longer runs came to its end, or why the engine never started it."""
+    if state.get("OOMKilled"):
+        return "was killed because it needs more memory than container.memory"
+    if state.get("Error"):
+        return f"was not started: {state['Error']}"
+    if state.get("Running"):
+        return "ends soon after each start"  # the engine has started it again, and no longer has the exit code
+    return f"ended with {state.get('ExitCode', 'no exit code')}"
 
 
 def _condition(container: Mapping[str, Any]) -> tuple[State, str]:
@@ -161,10 +184,13 @@ class DockerContainer(ResourceKind):
             cloud.sleep(POLL)
 
     def _put_back(self, cloud: ContainerHost, before: Sequence[str], error: CloudError) -> None:
+        message = error.message.rstrip(".")
         for name in before:
-            cloud.program.try_("start", name)
-        again = f". {', '.join(before)}, which ran before, was started again" if before else ""
-        raise CloudError(f"{error.message.rstrip('.')}{again}") from error
+            done = cloud.program.try_("start", name)
+            failure = f"could not be started again: {last_output(done)}"
+            result = "was started again" if done.returncode == 0 else failure
+            message += f". {name}, which ran before, {result}"
+        raise CloudError(message) from error
 
 
 class LocalImage(ResourceKind):
@@ -213,11 +239,9 @@ def _story(name: str, found: Mapping[str, Any] | None, health: str, late: bool, 
     state = {} if found is None else found["State"]
     if health == "starting" and late:
         what = "is not healthy yet; raise container.startup_timeout to give it more time"
-    elif state.get("OOMKilled"):
-        what = "was killed because it needs more memory than container.memory"
-    elif health == "unhealthy":
+    elif health == "unhealthy" and not state.get("OOMKilled"):
         what = "is running but unhealthy"
     else:
-        what = f"ended with {state.get('ExitCode', 'no exit code')}"
+        what = ending_of(state)
     last = "\n".join(log)
     return f"{name} {what}. Its last log lines:\n{last}" if last else f"{name} {what}, and printed nothing"

@@ -18,6 +18,7 @@ SCRATCH = "/tmp:exec"  # torch.compile puts libraries there
 PROCESSES = 4096  # and threads, at most
 LOG: dict[str, Any] = {"driver": "json-file", "options": {"max-size": "20m", "max-file": "5"}}
 START_INTERVAL = "2s"  # between two health checks until the first that succeeds
+RETRIES = 3  # failed health checks that make a container unhealthy
 MARGIN = 5  # seconds of the grace period that are left for the end itself
 
 
@@ -77,9 +78,8 @@ def compose(spec: DeploySpec, image: str, *, stage: str | None, labels: Mapping[
             "test": ["CMD", *HEALTH],
             "interval": "10s",
             "timeout": "5s",
-            "retries": 3,
+            "retries": RETRIES,
             "start_period": f"{own.startup_timeout}s",
-            "start_interval": START_INTERVAL,
         },
     }
     if own.cpus is not None:
@@ -98,7 +98,7 @@ def run_words(spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, s
     words = ["run", "--detach", "--name", name, "--init", "--restart", "unless-stopped", "--read-only", "--tmpfs", SCRATCH]
     words += ["--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--shm-size", "1g", "--pids-limit", str(PROCESSES)]
     words += ["--stop-timeout", str(own.grace)]
-    words += ["--health-cmd", shlex.join(HEALTH), "--health-interval", "10s", "--health-timeout", "5s", "--health-retries", "3"]
+    words += ["--health-cmd", shlex.join(HEALTH), "--health-interval", "10s", "--health-timeout", "5s", "--health-retries", str(RETRIES)]
     words += ["--health-start-period", f"{own.startup_timeout}s"]
     for key, value in environment(spec).items():
         words += ["--env", f"{key}={value}"]
@@ -118,14 +118,15 @@ def run_words(spec: DeploySpec, image: str, *, name: str, labels: Mapping[str, s
 def engine_words(engine: str, known: str, gpus: int) -> list[str]:
     """The arguments that docker and podman do not share; `known` is the help of `run`. Podman names GPUs by the container device interface.
 
-    Docker keeps a log without bound unless it is told to; podman leaves it to the journal.
+    Both keep a log without bound in a file by default; podman prefers the journal where there is one.
     """
     if engine == "docker":
         words = ["--log-driver", LOG["driver"]]
         words += [word for key, value in LOG["options"].items() for word in ("--log-opt", f"{key}={value}")]
         words += ["--health-start-interval", START_INTERVAL] if "--health-start-interval" in known else []  # since Docker 25
         return words + (["--gpus", str(gpus)] if gpus else [])
-    return [word for number in range(gpus) for word in ("--device", f"nvidia.com/gpu={number}")]
+    log = ["--log-opt", f"max-size={LOG['options']['max-size']}"]
+    return log + [word for n in range(gpus) for word in ("--device", f"nvidia.com/gpu={n}")]
 
 
 def is_loopback(host: str) -> bool:

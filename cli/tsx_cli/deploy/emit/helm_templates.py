@@ -30,7 +30,7 @@ CONTAINER = f"{POD} containers 0"
 VARIABLES = """
 {{- $grace := int .Values.grace }}
 {{- $times := printf "shutdown_delay=%d drain_timeout=%d" (min 5 (div $grace 4)) (max 1 (sub $grace 10)) }}
-{{- $defaults := list "cpus=$(REQUESTED_CPUS)" $times (printf "default_startup_timeout=%d" (int .Values.startupTimeout)) }}
+{{- $defaults := list $times (printf "default_startup_timeout=%d" (int .Values.startupTimeout)) }}
 {{- if .Values.grpc }}{{ $defaults = append $defaults "grpc_inference_address=0.0.0.0" }}{{ end }}
 {{- if not .Values.tokens }}{{ $defaults = append $defaults "disable_token_authorization=true" }}{{ end }}
 {{- range $name, $value := merge (dict) .Values.env (dict "TSX_DEFAULTS" (join " " $defaults)) }}
@@ -106,6 +106,7 @@ PLACES: Mapping[str, Places] = {
         f"{POD} imagePullSecrets 0 name": "{{ .Values.pullSecret | quote }}",
         f"{CONTAINER} ports 1": "if .Values.grpc",
         f"{CONTAINER} image": '{{ include "CHART.image" . | quote }}',
+        f"{CONTAINER} env 0": 'if not (hasKey .Values.env "TSX_CPUS")',
         f"{CONTAINER} env 1": VARIABLES,
         f"{CONTAINER} env 2": SECRETS,
         **{

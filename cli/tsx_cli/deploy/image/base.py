@@ -23,12 +23,11 @@ def pinned_base(base: str) -> tuple[str, str]:
         if kept.get(base) != found:
             _keep({**kept, base: found})
         return f"{base}@{found}", ""
+    because, way = (f" ({why})", "") if why else ("", ", or install skopeo")
     if base in kept:
-        return f"{base}@{kept[base]}", f"the base {base} is the one that an earlier run found, as no registry could be asked: {why}"
-    return base, (
-        f"the base {base} has no digest, so an image that is built later under the same name may have another one: {why}. "
-        "Set build.base to NAME:TAG@sha256:DIGEST, or install skopeo or docker's buildx plugin"
-    )
+        return f"{base}@{kept[base]}", f"the base {base} is the one that an earlier run found{because}"
+    advice = f"set build.base to NAME:TAG@sha256:DIGEST{way}"
+    return base, f"the base {base} may change, as its digest is unknown{because}: {advice}"
 
 
 def _kept() -> dict[str, str]:

@@ -122,7 +122,9 @@ def found(choice: str, among: Sequence[str], instead: str) -> Program:
             continue
         done = Program(name).try_(*(("version", "--format", "{{.Server.Version}}") if name == "docker" else ("--version",)))
         if done.returncode == 0:
-            return Program(name)
+            # podman may have docker's name.
+            is_podman = "podman" in Program(name).try_("--version").stdout
+            return Program("podman" if is_podman else name)
         output.append(f"{name}: {((done.stderr.strip() or done.stdout.strip()).splitlines() or ['it does not work'])[-1]}")
     raise CliError(f"no working container program was found: {'; '.join(output)}. {instead}")
 
@@ -204,11 +206,10 @@ def pinned(reference: str) -> str:
 
 
 def digest_of(reference: str) -> tuple[str, str]:
-    """The digest that the registry has for a tag, or an empty text and why no program of this machine can tell it."""
+    """Return the digest that the registry has for a tag, or what the programs that asked it report."""
     reasons = []
     for name, words, scheme in QUERIES:
         if shutil.which(name) is None:
-            reasons.append(f"{name} is not installed")
             continue
         try:
             done = Program(name).try_(*words, f"{scheme}{reference}", timeout=QUERY_TIMEOUT)
@@ -217,10 +218,12 @@ def digest_of(reference: str) -> tuple[str, str]:
             continue
         if done.returncode == 0 and (match := DIGEST.search(done.stdout)):
             return match[0], ""
+        if name == "docker" and Program(name).try_("buildx", "version").returncode != 0:
+            continue
         line = ((done.stderr.strip() or done.stdout.strip()).splitlines() or ["it printed nothing"])[0]
         logged = LOGGED.search(line)
         text = logged[1].replace('\\"', "'") if logged else line.removeprefix(f"{name}: ")
-        reasons.append(f"{name}: {text}")
+        reasons.append(f"{name}: {text.rpartition(': ')[2]}")
     return "", "; ".join(reasons)
 
 

@@ -20,7 +20,7 @@ NAME, INSTANCE, MANAGED_BY = "app.kubernetes.io/name", "app.kubernetes.io/instan
 SPREAD = ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
 NOTICE = 5  # seconds for which a pod that is to stop still takes requests, as balancers learn of it late
 MARGIN = 5
-CPUS = "REQUESTED_CPUS"
+CPUS = "TSX_CPUS"
 NOT_KSERVE = (  # what an InferenceService does not have
     "keda", "token_secret", "gateway", "hostnames", "grpc", "allow_from", "metrics_from", "pull_secret", "monitoring", "monitor_labels",
 )  # fmt: skip
@@ -189,16 +189,16 @@ def _sizes(spec: DeploySpec, *, limit_cpu: bool) -> Manifest:
 
 
 def _probe(path: str, *, period: int, failures: int) -> Manifest:
-    asked = {"path": path, "port": "metrics", "scheme": "HTTP"}
+    asked = {"path": path, "port": METRICS, "scheme": "HTTP"}
     return {"httpGet": asked, "periodSeconds": period, "timeoutSeconds": 5, "failureThreshold": failures}
 
 
 def _environment(spec: DeploySpec) -> list[Manifest]:
     own = spec.kubernetes
     # What it may count on, rounded up: without a limit of its CPU the pod would take all cores of its node for its own.
-    listed: list[Manifest] = [{"name": CPUS, "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}}]
-    defaults = {
-        "cpus": f"$({CPUS})",
+    field = {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}
+    listed: list[Manifest] = [] if CPUS in spec.env else [{"name": CPUS, "valueFrom": field}]
+    defaults: dict[str, object] = {
         "shutdown_delay": min(NOTICE, own.grace // 4),
         "drain_timeout": max(1, own.grace - NOTICE - MARGIN),
         "default_startup_timeout": own.startup_timeout,

@@ -21,24 +21,27 @@ def _rule(pattern: str, cause: str, way: str) -> DiagnosisRule:
     return DiagnosisRule(re.compile(pattern, re.IGNORECASE), cause, way)
 
 
+NO_ENTRY = _rule(
+    r"^(?!.*(?:docker-init|nvidia-)).*(?:executable file (?:\S+ )?not found|open executable"
+    r"|\bexec\b.*: (?:no such file or directory|permission denied))|No module named '?tsx_runtime",
+    "the image does not start tsx",
+    'It must end with ENTRYPOINT ["python", "-P", "-m", "tsx_runtime.targets.entry"] (without -P for Python 3.10) and CMD ["serve"]; '
+    "tsx deploy builds such an image",
+)
+OTHER_MACHINE = _rule(
+    r"exec format error",
+    "the image was built for a different CPU architecture",
+    "Build it with --platform linux/amd64, or linux/arm64 for Graviton (c7g, m7g) and Lambda's arm64",
+)
 LINES: tuple[DiagnosisRule, ...] = (
-    _rule(
-        r"executable file not found|exec\b.*: no such file or directory|No module named '?tsx_runtime",
-        "the image does not start tsx",
-        'It must end with ENTRYPOINT ["python", "-P", "-m", "tsx_runtime.targets.entry"] (without -P for Python 3.10) and CMD ["serve"]; '
-        "tsx deploy builds such an image",
-    ),
+    NO_ENTRY,
     _rule(
         r"ModuleNotFoundError: No module named '([\w.]+)'|ImportError: cannot import name '(\w+)'",
         "the image has no module '{0}'",
         "Add its package to the requirements of the archive (`tsx archive -r requirements.txt`) or to the image; under network isolation "
         "nothing is installed at the start, so there only the image helps",
     ),
-    _rule(
-        r"exec format error",
-        "the image was built for a different CPU architecture",
-        "Build it with --platform linux/amd64, or linux/arm64 for Graviton (c7g, m7g) and Lambda's arm64",
-    ),
+    OTHER_MACHINE,
     _rule(
         r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|CUDA error: out of memory",
         "the GPU's memory is too small for the model and its batches",
@@ -140,6 +143,11 @@ SAID: tuple[DiagnosisRule, ...] = (
         "Raise lambda.timeout, or lambda.memory, which adds CPU so that the model loads faster",
     ),
 )
+ENGINE = _rule(
+    r"\b(docker|podman) (?:run|start) ended with 12[567]\b",
+    "{0} itself failed, before anything of the image was started",
+    "Its message says what this machine lacks, such as a program, a right or a free port",
+)
 NOT_LOADED = _rule(
     r"Error: (.* does not load.*)",
     "{0}",
@@ -170,6 +178,11 @@ class Diagnosis(NamedTuple):
 def diagnose(reason: str, lines: Sequence[str]) -> list[Diagnosis]:
     """The likely causes, what the log shows first; none where no rule knows anything of it."""
     found: dict[str, Diagnosis] = {}
+    _look(found, [ENGINE], lines)
+    if found:  # an engine's message is about this machine, unless it names the image's own program
+        of_image: dict[str, Diagnosis] = {}
+        _look(of_image, [NO_ENTRY, OTHER_MACHINE], lines)
+        return list((of_image or found).values())
     for rules, texts in ((LINES, lines), (LINES + SAID, [reason]), (SAID, lines)):
         _look(found, rules, texts)
     for last, texts in ((NOT_LOADED, lines), (NO_PING, [reason])):

@@ -61,12 +61,15 @@ def settings_of(env: Mapping[str, str], place: ModelLocation, file: Path | None,
 def settings_over(defaults: Mapping[str, str], env: Mapping[str, str], file: Path | None, warn: Callable[[str], None]) -> Settings:
     """The settings of a user's variables and file; `defaults`, as variables, count where neither sets one. Raises SettingError."""
     _, origins = load_settings({}, env, file, lambda notice: None)
+    derived = _given_defaults(text_of(env, GIVEN_DEFAULTS))
     missing = {
         name: value
-        for name, value in {**defaults, **_given_defaults(text_of(env, GIVEN_DEFAULTS))}.items()
+        for name, value in {**defaults, **derived}.items()
         if origins.get(name.removeprefix("TSX_").lower(), "default") == "default"
     }
-    return load_settings({}, {**missing, **env}, file, warn)[0]
+    entries = {name: name.removeprefix("TSX_").lower() for name in derived.keys() - env.keys()}
+    sources = {name: f"entry '{entry}' of {GIVEN_DEFAULTS}" for name, entry in entries.items()}
+    return load_settings({}, {**missing, **env}, file, warn, sources)[0]
 
 
 def _given_defaults(text: str) -> dict[str, str]:

@@ -188,7 +188,7 @@ def test_where_others_reach_it_tokens_are_asked_for_first(deploy: Deploy, docker
 
 
 def test_podman_and_an_older_docker_get_only_what_they_know() -> None:
-    assert engine_words("podman", "", 1) == ["--device", "nvidia.com/gpu=0"]
+    assert engine_words("podman", "", 1) == ["--log-opt", "max-size=20m", "--device", "nvidia.com/gpu=0"]
     assert "--health-start-interval" not in engine_words("docker", "--health-start-period duration", 0)
 
 
@@ -243,3 +243,122 @@ def test_one_that_was_left_while_it_started_and_is_not_well_is_started_again(dep
     deploy.apply()
     assert docker.calls("stop")
     assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}
+
+
+@pytest.fixture
+def podman(place: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """podman on a machine without systemd."""
+    engine = Engine(place / "bin", "podman").here(monkeypatch)
+    engine.set(has_systemd=False, version="podman version 4.3.1")
+    return engine
+
+
+def test_podman_without_systemd_asks_the_container_for_its_health(deploy: Deploy, podman: Engine) -> None:
+    deploy.apply()
+    (name,) = podman.running
+    assert podman.calls("healthcheck", "run", name)
+    assert deploy.plan(code=0) == {"Image": "same", "Container": "same"}
+    state = podman.state
+    state["containers"][name]["health"] = "unhealthy"  # it hangs now, and podman still has the state of the last check
+    podman.set(**state)
+    assert json.loads(deploy.verb("status", "--json"))["status"] == "unhealthy"
+    assert deploy.plan(code=2) == {"Image": "same", "Container": "update"}
+    deploy.apply()
+    assert json.loads(deploy.verb("status", "--json"))["status"] == "healthy"
+
+
+def test_one_check_that_fails_does_not_make_a_container_unhealthy(deploy: Deploy, podman: Engine) -> None:
+    deploy.apply()
+    (name,) = podman.running
+    state = podman.state
+    state["containers"][name]["health"] = "busy"  # fails one check
+    podman.set(**state)
+    before = len(podman.calls("healthcheck"))
+    assert json.loads(deploy.verb("status", "--json"))["status"] == "healthy"
+    assert len(podman.calls("healthcheck")) == before + 2
+
+
+def test_podman_3_has_its_own_name_for_the_health() -> None:
+    state = {"Running": True, "Healthcheck": {"Status": "starting"}}
+    assert container_kinds.health_of({"State": state}) == "starting"
+
+
+@pytest.mark.parametrize(
+    ("engine", "code", "text", "cause"),
+    [
+        (
+            "podman",
+            125,
+            "Error: container-init binary not found on the host: stat /usr/libexec/podman/catatonit: no such file or directory",
+            "",
+        ),
+        ("podman", 126, "Error: runc: runc create failed: error setting rlimit type 6: operation not permitted: OCI permission denied", ""),
+        ("docker", 125, "docker: Error response from daemon: Bind for 127.0.0.1:8080 failed: port is already allocated", ""),
+        ("docker", 127, 'docker: OCI runtime create failed: exec: "docker-init": executable file not found in $PATH', ""),
+        ("podman", 127, 'Error: runc: exec: "python": executable file not found in $PATH', "The image does not start tsx"),
+        (
+            "podman",
+            127,
+            "Error: crun: executable file `python` not found in $PATH: No such file or directory",
+            "The image does not start tsx",
+        ),
+        ("docker", 126, 'docker: OCI runtime create failed: exec: "/app": permission denied', "The image does not start tsx"),
+        ("docker", 126, "docker: exec /usr/bin/python: exec format error", "The image was built for a different CPU architecture"),
+    ],
+)
+def test_a_failure_of_the_engine_is_told_from_one_of_the_image(
+    deploy: Deploy, place: Path, monkeypatch: pytest.MonkeyPatch, engine: str, code: int, text: str, cause: str
+) -> None:
+    double = Engine(place / "bin", engine).here(monkeypatch)
+    double.set(refusal=[code, text])
+    deploy.apply(code=1)
+    assert text in deploy.err
+    expected = cause or f"{engine.capitalize()} itself failed, before anything of the image was started. Its message says what"
+    (likely,) = [line for line in deploy.err.splitlines() if line.startswith("Likely: ")]
+    assert likely.startswith(f"Likely: {expected}")
+
+
+def test_what_cannot_be_started_again_is_reported_as_down(deploy: Deploy, docker: Engine) -> None:
+    deploy.apply()
+    (first,) = docker.running
+    docker.set(refusal=[125, "no space left on device"])
+    deploy.apply("--set", "env.A=b", code=1)
+    assert f"{first}, which ran before, could not be started again: no space left on device" in deploy.err
+    assert docker.running == []
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ({"Status": "paused", "Running": False, "ExitCode": 0}, ""),
+        ({"Status": "created", "Running": False, "ExitCode": 0}, ""),
+        ({"Status": "created", "Running": False, "ExitCode": 128, "Error": "no device"}, "it was not started: no device"),
+        ({"Status": "exited", "Running": False, "ExitCode": 137, "OOMKilled": True}, "it was killed because it needs more memory"),
+        ({"Status": "exited", "Running": False, "ExitCode": 3}, "it ended with 3"),
+    ],
+)
+def test_the_status_says_how_a_container_came_to_its_end(deploy: Deploy, docker: Engine, state: Any, reason: str) -> None:
+    deploy.apply()
+    (name,) = docker.running
+    containers = docker.state["containers"]
+    containers[name]["State"] = state
+    docker.set(containers=containers)
+    status = json.loads(deploy.verb("status", "--json"))
+    assert status["status"] == state["Status"]
+    assert (status["reason"] or "").startswith(reason)
+    assert bool(status["reason"]) == bool(reason)
+
+
+def test_podman_under_the_name_of_docker_is_known_as_podman(deploy: Deploy, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(place / "bin", "docker", "podman").here(monkeypatch)
+    engine.set(version="podman version 4.3.1", has_systemd=False)
+    deploy.apply()
+    assert json.loads(deploy.verb("status", "--json"))["with"] == "podman"
+    assert "--log-driver" not in engine.calls("run")[0]
+
+
+def test_a_container_that_the_engine_starts_again_has_no_exit_code(deploy: Deploy, docker: Engine) -> None:
+    deploy.apply()
+    docker.set(healths=["restarting"])
+    deploy.apply("--set", "env.A=b", code=1)
+    assert "ends soon after each start. Its last log lines:" in deploy.err

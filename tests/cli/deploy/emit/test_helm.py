@@ -33,7 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
     "single": {"kubernetes": {"replicas": 1, "most_replicas": 1, "startup_timeout": "91s", "grace": "12s"}},
     "other": {
         "image": "digits",
-        "env": {"TSX_DRAIN_TIMEOUT": "7", "B": 'a "b"', "LONG": "1234567"},
+        "env": {"TSX_DRAIN_TIMEOUT": "7", "TSX_CPUS": "3", "B": 'a "b"', "LONG": "1234567"},
         "kubernetes": {
             "replicas": 1, "queue_target": 9, "cpu_target": 60, "cpu": "2000m", "memory": "2048Mi", "disk": "10Gi", "shared_memory": "2Gi",
             "gpus": 2, "node_selector": {"disk": "ssd", "gpu": "true"}, "tolerations": "pool=models:NoSchedule,spot",

@@ -172,11 +172,11 @@ def test_manifests_hold_what_a_cluster_of_several_teams_asks_for() -> None:
     (container,) = pod["containers"]
     assert container["resources"]["limits"] == {"memory": "4Gi", "ephemeral-storage": "4Gi", "nvidia.com/gpu": "1"}
     sources = {each["name"]: each["valueFrom"] for each in container["env"] if "valueFrom" in each}
-    assert sources["REQUESTED_CPUS"] == {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}
-    names = [each["name"] for each in container["env"]]
-    assert names.index("REQUESTED_CPUS") < names.index("TSX_DEFAULTS")  # Kubernetes puts only what stands before into a value
+    assert sources["TSX_CPUS"] == {"resourceFieldRef": {"resource": "requests.cpu", "divisor": "1"}}
     (defaults,) = [each["value"] for each in container["env"] if each["name"] == "TSX_DEFAULTS"]
-    assert defaults == "cpus=$(REQUESTED_CPUS) shutdown_delay=5 drain_timeout=50 default_startup_timeout=600"
+    assert defaults == "shutdown_delay=5 drain_timeout=50 default_startup_timeout=600"
+    ports = [container[name]["httpGet"]["port"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+    assert ports == [8082] * 3  # podman kube play takes no name of a port in a probe
     assert sources["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert [volume["emptyDir"]["sizeLimit"] for volume in pod["volumes"]] == ["4Gi", "1Gi"]
     rules = [
@@ -285,7 +285,8 @@ def test_a_container_that_others_reach_asks_for_tokens() -> None:
     assert own["environment"] == {"TSX_DEFAULTS": "drain_timeout=25 default_startup_timeout=600 disable_token_authorization=true"}
     assert own["ports"] == ["127.0.0.1:8080:8080", "127.0.0.1:8082:8082"]
     assert (own["pids_limit"], own["logging"]["options"]) == (4096, {"max-size": "20m", "max-file": "5"})
-    assert (own["healthcheck"]["start_interval"], own["stop_grace_period"]) == ("2s", "30s")
+    assert (own["healthcheck"]["start_period"], own["stop_grace_period"]) == ("600s", "30s")
+    assert "start_interval" not in own["healthcheck"]  # podman 4.3 has none
     limited = emit("compose", spec("container", container={"cpus": 1.5, "memory": "8g"}), FACTS, LOCAL).files["compose.yaml"]
     assert {"cpus": 1.5, "mem_limit": "8g"}.items() <= yaml.safe_load(limited)["services"]["digits"].items()
     theirs = yaml.safe_load(emit("compose", spec("container", container={"host": "0.0.0.0"}), FACTS, LOCAL).files["compose.yaml"])
@@ -401,3 +402,9 @@ def test_what_makes_no_sense_is_reported_and_nothing_is_written(deploy: Deploy, 
 def test_emitting_imports_nothing_of_aws(tmp_path: Path) -> None:
     code = "import sys, tsx_cli.deploy.emit.render; sys.exit('boto3' in sys.modules or 'botocore' in sys.modules)"
     run(sys.executable, "-c", code)
+
+
+def test_cpus_that_are_given_take_the_place_of_the_requested_ones() -> None:
+    files = emit("kubernetes", spec("kubernetes", env={"TSX_CPUS": "3"}), FACTS, LOCAL).files
+    (container,) = yaml.safe_load(files["deployment.yaml"])["spec"]["template"]["spec"]["containers"]
+    assert [each for each in container["env"] if each["name"] == "TSX_CPUS"] == [{"name": "TSX_CPUS", "value": "3"}]

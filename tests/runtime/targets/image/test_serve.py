@@ -159,3 +159,15 @@ def test_the_defaults_of_whoever_starts_a_container_are_below_variables_and_file
     assert (said.drain_timeout, said.shutdown_delay, said.disable_token_authorization, notices) == (40, 1, False, [])
     with pytest.raises(SettingError, match="TSX_DEFAULTS is 'drain_timeout'; it takes NAME=VALUE"):
         settings_of({"TSX_DEFAULTS": "drain_timeout"}, locate_model({}), None, [])
+
+
+def test_a_wrong_default_is_reported_with_the_variable_that_holds_it() -> None:
+    for given, origin in (
+        ({"TSX_DEFAULTS": "cpus=two"}, "entry 'cpus' of TSX_DEFAULTS"),
+        ({"TSX_DEFAULTS": "cpus=1", "TSX_CPUS": "two"}, "environment variable TSX_CPUS"),
+    ):
+        with pytest.raises(SettingError, match=rf"cpus cannot be 'two' \(from {origin}\)"):
+            settings_of(given, locate_model({}), None, [])
+    notices: list[str] = []
+    settings_of({"TSX_DEFAULTS": "cpuz=2"}, locate_model({}), None, notices)
+    assert notices == ["the entry 'cpuz' of TSX_DEFAULTS is no setting and is ignored; did you mean TSX_CPUS?"]
