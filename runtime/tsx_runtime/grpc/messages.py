@@ -13,7 +13,7 @@ from urllib.parse import quote
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
-from tsx_runtime.api.headers import NO_CACHE, Pair, handler_headers
+from tsx_runtime.api.headers import NO_CACHE, Pair, handler_headers, is_header
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
 from tsx_runtime.wire import TENSORS_HEAD
 
@@ -101,12 +101,13 @@ def _too_large(most: int) -> PayloadTooLarge:
 
 
 def as_headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[Pair]:
-    """What the client sent beside its message. Binary values become base64."""
+    """Return what the client sent beside its message, without what HTTP does not allow. Binary values become base64."""
     pairs = []
     for key, value in metadata:
         if not key.startswith(_OURS):
-            pairs.append((key.encode(), base64.b64encode(value) if isinstance(value, bytes) else value.encode("latin-1", "replace")))
-    return pairs
+            text = base64.b64encode(value) if isinstance(value, bytes) else value.encode("latin-1", "replace")
+            pairs.append((key.encode(), text))
+    return [pair for pair in pairs if is_header(*pair)]
 
 
 def from_block(block: bytes) -> Metadata:

@@ -26,7 +26,7 @@ OVERHEAD = 500  # bytes of an entry beside its answer
 # The headers that are part of every key. Those of the second line come from the path; credentials are here where the handler gets them.
 TELLING = (
     *(b"accept", b"content-encoding", b"content-type", wire.TENSORS_HEAD),
-    *(b"describe", b"explain", b"url_path", b"x-tsx-protocol"),
+    *(b"describe", b"explain", b"url_path", b"x-tsx-protocol", wire.NODE_HEADER),
     *map(str.encode, (*CREDENTIALS, *USERS)),
 )
 _NOT_LOOKED_UP = re.compile(rb"^(range:|cache-control:.*no-(cache|store))", re.IGNORECASE | re.MULTILINE)  # in a request's headers

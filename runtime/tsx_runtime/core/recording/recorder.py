@@ -36,7 +36,7 @@ OFTEN, SELDOM = 1.0, 3600.0  # seconds between two looks for what is too old
 
 _OF_CONNECTION = frozenset(
     {"connection", "content-length", "expect", "host", "keep-alive", "te", "traceparent", "tracestate", "trailer"}
-    | {"transfer-encoding", "upgrade"}
+    | {"transfer-encoding", "upgrade", wire.NODE_HEADER.decode()}
 )
 _NEEDED = frozenset(  # to send it again
     {"content-type", "content-encoding", "explain", "describe", "inference-header-content-length", "url_path", "x-tsx-protocol"}

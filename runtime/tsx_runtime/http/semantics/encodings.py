@@ -22,6 +22,7 @@ class Decompressed:
 
     def __init__(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], window: int) -> None:
         self.more = True  # whether the sender may still be sending
+        self.compressed = 0  # bytes so far
         self._receive = receive
         self._window = window
         self._inflater = zlib.decompressobj(window)
@@ -35,6 +36,7 @@ class Decompressed:
                 return message
             self.more = message.get("more_body", False)
             self._waiting = memoryview(message.get("body", b""))
+            self.compressed += len(self._waiting)
         try:
             part = self._inflate() if self._waiting or self._full else b""
             more = self.more or self._full or bool(self._waiting)

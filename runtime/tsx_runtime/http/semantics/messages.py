@@ -67,7 +67,7 @@ async def read_body(
     """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes, `NoRoom`, and `ClientGone`.
 
     A body with a Content-Encoding is decompressed, and the scope's headers become those of the result;
-    raises `UnsupportedEncoding`, and `BadRequest` for a body that is broken. `limit` is of the result.
+    raises `UnsupportedEncoding`, and `BadRequest` for a body that is broken. `limit` is of either form.
     `check` is called with each part, and may raise `PayloadTooLarge`. `setting`: the one that `limit` comes from.
     """
     announced, waits_for_go, codings = _announced(scope["headers"])
@@ -96,7 +96,7 @@ async def read_body(
         if len(parts) > MOST_PIECES:
             parts = [b"".join(parts)]
         try:
-            if size > limit:
+            if size > limit or (decompressed is not None and decompressed.compressed > limit):
                 raise _too_large(limit, setting)
             if check is not None:
                 check(part)

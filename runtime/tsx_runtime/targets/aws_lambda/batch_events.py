@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tsx_runtime import wire
-from tsx_runtime.api.headers import check_distinct, handler_headers, new_request_id, shown_headers
+from tsx_runtime.api.headers import check_distinct, handler_headers, is_header, new_request_id, shown_headers
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
-from tsx_runtime.errors import TsxError
+from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.http.semantics.urls import Target, resolve
 from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.targets.aws_lambda import events as events
@@ -50,6 +50,8 @@ async def answer_all(registry: Registry, requests: Sequence[ModelRequest | TsxEr
 def _begin(registry: Registry, request: ModelRequest) -> tuple[Route, WaitingJob] | TsxError:
     try:
         headers = [(name.encode("latin-1", "replace"), text.encode("latin-1", "replace")) for name, text in request.headers]
+        if wrong := [name for name, value in headers if not is_header(name, value)]:
+            raise BadRequest(f"The request has headers that HTTP does not allow: {wrong}. Send it without them.")
         check_distinct(headers)
         route = resolve(registry, Target(request.model), headers)
         shown = shown_headers(headers, registry.hidden_headers.of(route.name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import time
@@ -76,11 +77,17 @@ def last_snapshot(directory: Path) -> Path | None:
 
 
 def snapshot_to_start_from(directory: Path) -> Path | None:
-    """The last one. Raises SettingError where another user could have written it: it names models, whose code is run."""
+    """Return the last one.
+
+    Raises:
+        SettingError: Another user could have written it (it names models, whose code is run), or it is damaged.
+    """
     last = last_snapshot(directory)
     if last is not None:
         try:
             check_file(last)
+            if SNAPSHOT.encode() not in last.read_bytes():
+                raise OSError(errno.EINVAL, f"it has no {SNAPSHOT}, so its models would be lost")
         except OSError as error:
             advice = "Remove it, start without snapshots (--ncs), or set LOG_LOCATION to a directory of your own"
             raise SettingError(f"The last snapshot, {last}, is not used: {error.strerror}. {advice}") from error

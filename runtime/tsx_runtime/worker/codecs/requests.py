@@ -151,13 +151,13 @@ def decoded(content_type: str, body: Buffer) -> Any:
 
 
 def is_json(body: Buffer) -> bool:
-    """Tell JSON from a form's fields: curl -d sends either under the type of a form."""
+    """Tell JSON, also what is broken, from a form's fields: curl -d sends either under the type of a form."""
     text = bytes(body)
-    if text.lstrip()[:1] in (b"{", b"["):
+    if text.lstrip()[:1] in (b"{", b"[") and b"=" not in text:
         return True
     try:
         json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -113,6 +113,7 @@ def test_an_answer_is_given_again_with_its_age_until_it_is_too_old() -> None:
         {"headers": [(b"accept", b"text/csv")]},
         {"headers": [(b"url_path", b"deep/er")]},
         {"headers": [(b"explain", b"True")]},
+        {"headers": [(wire.NODE_HEADER, b"last")]},
         {"headers": [(b"authorization", b"Bearer x")]},
         {"headers": [(b"Proxy-Authorization", b"Basic x")]},
         {"headers": [(b"X-Api-Key", b"x")]},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.models import make_model, make_war
+from tsx_runtime.wire import NODE_HEADER
 
 FUNCTIONS = """
 import json
@@ -147,5 +149,13 @@ def test_a_node_asked_for_itself_has_the_envelope_both_ways(flows: RunningServer
         pytest.skip("shown with one envelope")
     answer = flows.inference.post("/predictions/line__start", json={"instances": [5]})
     assert (answer.status_code, answer.json()) == (200, {"predictions": [{"value": 5}]})
-    forged = flows.inference.post("/predictions/line__model", json={"instances": [5]}, headers={"x-tsx-workflow-node": "last"})
-    assert (forged.status_code, forged.json()["type"]) == (400, "BadRequestException")
+
+
+@pytest.mark.parametrize("framing", [b"Content-Length: 10", b"Transfer-Encoding: chunked"])
+def test_no_client_passes_for_a_node(flows: RunningServer, framing: bytes) -> None:
+    """On neither lane of HTTP: such a request would get around the envelope."""
+    host = httpx.URL(flows.addresses["inference"])
+    head = b"POST /predictions/line__model HTTP/1.1\r\nHost: localhost\r\n%b: last\r\n%b\r\n\r\n"
+    with socket.create_connection((host.host, host.port or 80)) as connection:
+        connection.sendall(head % (NODE_HEADER, framing))
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400 ")

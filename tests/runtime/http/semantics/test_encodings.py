@@ -126,6 +126,16 @@ def test_a_bomb_ends_at_the_limit_in_slices() -> None:
     assert rest_of(error, sender.receive) is not None
 
 
+@pytest.mark.parametrize("part", [gzip.compress(b"") * 100, b"\0\0\0\xff\xff" * 400])
+def test_compressed_bytes_without_content_end_at_the_limit_too(part: bytes) -> None:
+    compressor = zlib.compressobj(wbits=31)
+    begun = compressor.compress(b"") + compressor.flush(zlib.Z_SYNC_FLUSH)
+    chunks = [begun if part.startswith(b"\0") else b"", *[part] * 100]
+    error, sender = refused(PayloadTooLarge, b"gzip", *chunks, limit=10 * len(part))
+    assert sender.taken <= 12
+    assert rest_of(error, sender.receive) is not None
+
+
 def test_nothing_is_waited_for_behind_a_bomb_that_came_whole() -> None:
     sender = Sender(gzip.compress(bytes(4 * LIMIT)))
     sender.messages[0]["more_body"] = False

@@ -139,6 +139,13 @@ def test_an_invocation_is_the_input_of_the_model(host: Host) -> None:
     assert host.invoke(bridge({"a": 1})).json()["got"] == {"a": 1}
 
 
+@pytest.mark.parametrize("headers", [{"x-said": "a\r\nx-other: b"}, {":x": "a"}])
+def test_headers_of_an_event_that_http_does_not_allow_are_refused(host: Host, headers: dict[str, str]) -> None:
+    failed = host.invoke({"body": {"a": 1}, "headers": headers})
+    assert failed.error
+    assert "HTTP does not allow" in failed.json()["errorMessage"]
+
+
 def test_headers_of_an_event_that_differ_only_in_underscores_are_refused(host: Host) -> None:
     failed = host.invoke({"body": {"a": 1}, "headers": {"x_said": "a", "X-Said": "b"}})
     assert failed.error

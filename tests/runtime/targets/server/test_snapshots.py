@@ -332,6 +332,17 @@ def test_a_snapshot_that_another_user_could_have_written_starts_no_server(tmp_pa
         snapshot_to_start_from(place)
 
 
+@pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"job_queue_size=5\n"])
+def test_a_damaged_snapshot_is_no_start_without_models(tmp_path: Path, content: bytes) -> None:
+    """The next snapshot would be without them as well."""
+    Snapshots(tmp_path, {}, None).write("startup", [])
+    last = snapshot_to_start_from(tmp_path)
+    assert last is not None
+    last.write_bytes(content)
+    with pytest.raises(SettingError, match=r"is not used: it has no model_snapshot.* \(--ncs\)"):
+        snapshot_to_start_from(tmp_path)
+
+
 def test_where_others_can_write_no_snapshot_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tmp_path.chmod(0o777)
     Snapshots(tmp_path, {}, None).write("startup", [])

@@ -160,6 +160,12 @@ def test_json_under_the_type_of_a_form_is_the_body(body: bytes, expected: Any) -
     assert inputs(body, FORM, decode=False) == {"body": bytearray(body)}
 
 
+@pytest.mark.parametrize("name", ["[0].Name", "{name}", '{"a":', "[" * 5000])
+def test_fields_whose_names_begin_as_json_does_stay_fields(name: str) -> None:
+    body = f"{name}=x&b=2".encode()
+    assert inputs(body, FORM) == {name: bytearray(b"x"), "b": bytearray(b"2")}
+
+
 @given(
     st.binary(),
     st.sampled_from(["application/x-www-form-urlencoded", "application/json", "text/plain; charset=utf-16", MULTIPART, "image/png"]),
