@@ -5,13 +5,14 @@ scores that temperature, top-k and top-p leave, and the highest sum is a draw fr
 a function of seed, position and token, so an answer can be repeated, whoever shares the batch. Greedy sequences keep their scores.
 
 Penalties need the tokens so far. The newest one may be on the device alone, since steps overlap there, so each sequence that has penalties
-has its counts of tokens on the device, and each step adds the token that it continues.
+has its tokens on the device, and each step adds the one that it continues. A step changes the scores of these tokens alone: what is as
+large as the vocabulary for each sequence would take longer than a small model.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,10 +40,13 @@ class NextToken(NamedTuple):
 class PenalizedSequence:
     """A sequence whose scores change with its tokens, or by `logit_bias`.
 
-    `history`, of shape (3, vocabulary): how often each token was generated, how often it is in the prompt, and its bias.
+    `tokens`: those of the prompt, `prompt` in number, and of the answer. `biased`: those of `biases`.
     """
 
-    history: torch.Tensor
+    prompt: int
+    tokens: torch.Tensor
+    biased: torch.Tensor
+    biases: torch.Tensor
 
     def __init__(self, sampling: Sampling) -> None:
         self.sampling = sampling
@@ -54,12 +58,11 @@ class PenalizedSequence:
         if row.position != len(tokens):
             return row.position > before
         # The sequence begins, also anew after it lost its cache: then what it generated is part of the tokens.
-        prompt, vocabulary = row.state._true_initial_tokens or len(tokens), scores.shape[-1]
-        bias = scores.new_zeros(vocabulary)
-        if self.sampling.logit_bias:
-            bias[list(self.sampling.logit_bias)] = _on(scores, list(self.sampling.logit_bias.values()), torch.float32)
-        counts = [_on(scores, part, torch.int64).bincount(minlength=vocabulary) for part in (tokens[prompt:], tokens[:prompt])]
-        self.history = torch.stack([*counts, bias])
+        self.prompt = row.state._true_initial_tokens or len(tokens)
+        self.tokens = _on(scores, tokens, torch.int64)
+        biases = self.sampling.logit_bias or {}
+        self.biased = _on(scores, list(biases), torch.int64)
+        self.biases = _on(scores, list(biases.values()), torch.float32)
         return False
 
 
@@ -106,13 +109,10 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
         chosen = [(index, row, self.penalized[row.sequence]) for index, row in enumerate(self.rows) if row.sequence in self.penalized]
         if not chosen:
             return scores
-        chosen_rows = _on(scores, [index for index, *_ in chosen], torch.int64)
-        new = [[float(sequence.begin_step(row, scores))] for _, row, sequence in chosen]
-        histories = torch.stack([sequence.history for *_, sequence in chosen])
-        histories[:, 0].scatter_add_(1, tokens[chosen_rows, None].long(), _on(scores, new, torch.float32))
-        for (*_, sequence), history in zip(chosen, histories, strict=True):
-            sequence.history = history
-        return scores.index_copy(0, chosen_rows, penalized(scores[chosen_rows], histories, [each.sampling for *_, each in chosen]))
+        for index, row, sequence in chosen:
+            if sequence.begin_step(row, scores):
+                sequence.tokens = torch.cat([sequence.tokens, tokens[index, None].long()])
+        return penalized(scores, {index: sequence for index, _, sequence in chosen})
 
     def take_logprobs(self, sequence: str, position: int, token: int, finished: bool) -> TokenLogprob | None:
         """Of the token that follows so many tokens of the sequence, as the model gives them, without temperature and noise."""
@@ -189,17 +189,30 @@ def draw(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor:
     return tokens.gather(-1, (scores + gumbel(seeds, positions, tokens)).argmax(-1, keepdim=True))[:, 0]
 
 
-def penalized(scores: torch.Tensor, histories: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Scores of shape (sequences, vocabulary). `histories`: (sequences, 3, vocabulary), see `PenalizedSequence`.
+def penalized(scores: torch.Tensor, sequences: Mapping[int, PenalizedSequence]) -> torch.Tensor:
+    """Scores of shape (sequences, vocabulary). `sequences`: those that have penalties, by row.
 
     The repetition penalty is that of https://arxiv.org/abs/1909.05858, the others are those of OpenAI's API.
     """
-    generated, prompt, bias = histories.unbind(1)
+    samplings = [sequence.sampling for sequence in sequences.values()]
     penalties = [(each.repetition_penalty or 1.0, each.frequency_penalty, each.presence_penalty) for each in samplings]
-    repetition, frequency, presence = _on(scores, penalties, torch.float32)[:, :, None].unbind(1)
-    scores = scores + bias
-    repeated = torch.where(scores < 0, scores * repetition, scores / repetition)
-    return torch.where(generated + prompt > 0, repeated, scores) - generated * frequency - (generated > 0) * presence
+    rows, penalty = _on(scores, list(sequences), torch.int64), _on(scores, penalties, torch.float32)
+
+    def cells(tokens: list[torch.Tensor]) -> tuple[tuple[torch.Tensor, torch.Tensor], Sequence[torch.Tensor]]:
+        """Where the tokens of each sequence are in the scores, and the three penalties at each place."""
+        sizes = [len(part) for part in tokens]
+        owners = torch.arange(len(sizes), device=scores.device)
+        owners = owners.repeat_interleave(_on(scores, sizes, torch.int64), output_size=sum(sizes))
+        return (rows[owners], torch.cat(tokens)), penalty[owners].unbind(1)
+
+    biased, _ = cells([sequence.biased for sequence in sequences.values()])
+    scores = scores.index_put(biased, torch.cat([sequence.biases for sequence in sequences.values()]), accumulate=True)
+    # A token that occurs several times is written several times, with the same value.
+    seen, (repetition, *_) = cells([sequence.tokens for sequence in sequences.values()])
+    scores[seen] = torch.where(scores[seen] < 0, scores[seen] * repetition, scores[seen] / repetition)
+    generated, (_, frequency, presence) = cells([sequence.tokens[sequence.prompt :] for sequence in sequences.values()])
+    scores[generated] -= presence
+    return scores.index_put_(generated, -frequency, accumulate=True)
 
 
 def _on(scores: torch.Tensor, values: list[Any], dtype: torch.dtype) -> torch.Tensor:

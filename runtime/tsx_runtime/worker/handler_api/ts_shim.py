@@ -128,6 +128,13 @@ INSTEAD = {
     "ts.utils.setup_model_venv": "set `useVenv: true` in model-config.yaml",
     "ts.utils.timeit_decorator": "use ts.handler_utils.timer.timed",
 }
+# What tsx leaves out of modules that it includes in part. Any other name is an AttributeError, which
+# pickle expects: it asks all modules for the name of a function.
+EXCLUDED = {
+    "ts.protocol.otf_message_handler": "END_OF_LIST LOAD_MSG PREDICT_MSG RESPONSE bool_size create_load_model_response "
+    "create_predict_response encode_response_headers int_size retrieve_msg",
+    "ts.torch_handler.unit_tests.test_utils.model_dir": "REPO_DIR",
+}
 PACKAGES = {package for name in NAMES for package in accumulate(name.split(".")[:-1], "{}.{}".format)}
 
 
@@ -165,9 +172,9 @@ def refuse(module: str, name: str) -> NoReturn:
         ImportError: TorchServe's module has it, and tsx does not.
         AttributeError: It is no public name of TorchServe's module.
     """
-    hint = None if name.startswith("_") else instead(f"{module}.{name}")
-    if hint:
-        raise ImportError(f"tsx does not include TorchServe's {module}.{name}: {hint}", name=module)
+    path = f"{module}.{name}"
+    if path in INSTEAD or name in EXCLUDED.get(module, "").split():
+        raise ImportError(f"tsx does not include TorchServe's {path}: {instead(path)}", name=module)
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from transformers.generation.logits_process import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from tsx_runtime.worker.generation.interface import Sampling
-from tsx_runtime.worker.generation.sampler import PenalizedSequence, Sampler, folded, gumbel, sampling_arguments
+from tsx_runtime.worker.generation.sampler import NextToken, PenalizedSequence, Sampler, folded, gumbel, sampling_arguments
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 
@@ -133,6 +133,13 @@ def test_a_sequence_that_begins_anew_counts_what_it_had_generated() -> None:
     assert torch.equal(batch.step([5], scores)[0], expected_scores(scores[0], sampling, [1, 2], [5, 5]))
     batch.sampler.forget(["0"])
     assert not batch.sampler.penalized
+
+
+def test_a_sequence_with_penalties_keeps_nothing_as_large_as_the_vocabulary() -> None:
+    sequence = PenalizedSequence(Sampling(repetition_penalty=1.1, frequency_penalty=1.0, logit_bias={3: 1.0}))
+    state = SimpleNamespace(initial_tokens=[1, 2], _true_initial_tokens=0)
+    sequence.begin_step(NextToken("a", 2, {}, state), torch.zeros(1, 5000))
+    assert sum(value.numel() for value in vars(sequence).values() if isinstance(value, torch.Tensor)) == 4
 
 
 def test_without_penalties_scores_stay_the_same_tensor() -> None:

@@ -108,6 +108,8 @@ def test_a_private_name_is_no_import_error() -> None:
         ts_shim.refuse("ts.protocol.otf_message_handler", "__path__")
     with pytest.raises(AttributeError):
         ts_shim.refuse("ts.service", "no_such_name")
+    with pytest.raises(AttributeError):  # pickle looks for a function that does not say its module in all modules
+        ts_shim.refuse("ts.protocol.otf_message_handler", "log1p")
 
 
 @pytest.mark.usefixtures("processes")
