@@ -65,7 +65,7 @@ async def ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.
 
 
 async def _ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest) -> Output:
-    meta = wire.request_meta(request.id, b"", [*headers, *node.headers])
+    meta = wire.request_meta(request.id, b"", [*node.headers, *headers])
     for attempt in range(1, node.retries + 2):
         try:
             return await _attempt(node, meta, body, request)
