@@ -50,10 +50,8 @@ def window_of(codings: bytes, *, more: bool) -> int | None:
 
     Raises UnsupportedEncoding.
     """
-    names = [name for coding in codings.lower().split(b",") if (name := coding.strip()) not in (b"", b"identity")]
-    if not names:
-        return None
-    if len(names) > 1 or names[0] not in _WINDOWS:
+    name = codings.lower().replace(b"identity", b"").strip(b", \t")
+    if name and name not in _WINDOWS:
         text = f"The Content-Encoding {codings.decode('latin-1').strip(',')!r} is not read here."
         raise UnsupportedEncoding(f"{text} Send the body with gzip or deflate, or as it is.", more=more)
-    return _WINDOWS[names[0]]
+    return _WINDOWS.get(name)

@@ -67,8 +67,8 @@ class BodyEnvelope(BaseEnvelope):
         return self._call(contents, range(len(contents)), context)
 
 
-class RowsEnvelope(BaseEnvelope):
-    """Base of the envelopes around several rows."""
+class KServeEnvelope(BaseEnvelope):
+    """`{"instances": [...]}` in, `{"predictions": [...]}` or `{"explanations": [...]}` out."""
 
     def answer(self, contents: list[Any], context: Context) -> Any:
         places = [context.workflow_place(idx) for idx in range(len(contents))]
@@ -102,34 +102,10 @@ class RowsEnvelope(BaseEnvelope):
 
     def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
         """Put the envelope on."""
-        raise NotImplementedError
-
-    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
-        """The handler's results for each request."""
-        raise NotImplementedError
-
-
-class JSONEnvelope(RowsEnvelope):
-    """`{"instances": [...]}` in, the instances of all requests to the handler at once; `{"predictions": [...]}` out."""
-
-    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
-        owners = [idx for idx, request in enumerate(requests) for _ in request.rows]
-        results = self._call([row for request in requests for row in request.rows], owners, context) if owners else []
-        _check_length(results, len(owners), "instances")
-        rest = iter(results)
-        return [list(islice(rest, len(request.rows))) for request in requests]
-
-    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
-        return _as_text({"predictions": results}, context.json_nan)
-
-
-class KServeEnvelope(RowsEnvelope):
-    """`{"instances": [...]}` in, `{"predictions": [...]}` or `{"explanations": [...]}` out."""
-
-    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
         return {"explanations" if context.get_request_header(0, "explain") == "True" else "predictions": results}
 
     def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
+        """The handler's results for each request."""
         everything = [request.rows for request in requests]
         if len(everything) == 1:
             return [self._call(everything[0], [0] * len(everything[0]), context) if everything[0] else []]
@@ -142,6 +118,20 @@ class KServeEnvelope(RowsEnvelope):
             with context.only(idx):
                 results.append(self._call(rows, [idx] * len(rows), context) if rows else [])
         return results
+
+
+class JSONEnvelope(KServeEnvelope):
+    """`{"instances": [...]}` in, the instances of all requests to the handler at once; `{"predictions": [...]}` out."""
+
+    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
+        owners = [idx for idx, request in enumerate(requests) for _ in request.rows]
+        results = self._call([row for request in requests for row in request.rows], owners, context) if owners else []
+        _check_length(results, len(owners), "instances")
+        rest = iter(results)
+        return [list(islice(rest, len(request.rows))) for request in requests]
+
+    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
+        return _as_text({"predictions": results}, context.json_nan)
 
 
 class KServev2Envelope(KServeEnvelope):
@@ -204,8 +194,10 @@ def _rows_of_parents(content: Any) -> RequestRows:
     parents = content if isinstance(content, dict) else {"body": content}
     try:
         relayed = {name: RequestRows(*json.loads(value)) for name, value in parents.items()}
-        columns = [[bytearray(base64.b64decode(row)) for row in rows] for rows, *_ in relayed.values()]
-        rows = [dict(zip(relayed, values, strict=True)) for values in zip(*columns, strict=True)]
+        rows = [
+            {name: bytearray(base64.b64decode(row)) for name, row in zip(relayed, values, strict=True)}
+            for values in zip(*(request.rows for request in relayed.values()), strict=True)
+        ]
     except (ValueError, TypeError) as error:
         text = f"The nodes before this one ({', '.join(parents)}) gave no rows, or different numbers of them: {error}."
         raise MalformedTensors(text) from error

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from tsx_runtime.worker.exceptions import MetricsCacheKeyError
-from tsx_runtime.worker.handler_api.metrics import CachingMetric, Metrics
+from tsx_runtime.worker.handler_api.metrics import CachingMetric, Metrics, MetricTypes
 
 PREDICTION_METRIC = "PredictionTime"
 PROFILER_AVAILABLE = PT2_AVAILABLE = PT230_AVAILABLE = True
@@ -68,25 +66,13 @@ class MetricsCacheYamlImpl(Metrics):
                 f"`model_metrics: {{counter: [{{name: NAME, unit: UNIT, dimensions: [NAME]}}]}}`: {error}"
             ) from error
 
-    def cache_keys(self) -> Mapping[Any, Mapping[str, CachingMetric]]:
+    def cache_keys(self) -> dict[MetricTypes, dict[str, CachingMetric]]:
         """Return the metrics by type and name."""
         return self.cache
 
 
-class PT2Backend(str, enum.Enum):
-    """The backends of torch.compile that TorchServe names."""
-
-    EAGER = "eager"
-    AOT_EAGER = "aot_eager"
-    INDUCTOR = "inductor"
-    NVFUSER = "nvfuser"
-    AOT_NVFUSER = "aot_nvfuser"
-    AOT_CUDAGRAPHS = "aot_cudagraphs"
-    OFI = "ofi"
-    FX2TRT = "fx2trt"
-    ONNXRT = "onnxrt"
-    IPEX = "ipex"
-    TORCHXLA_TRACE_ONCE = "torchxla_trace_once"
-    OPENVINO = "openvino"
-    TENSORRT = "tensorrt"
-    HPU_BACKEND = "hpu_backend"
+_BACKENDS = (
+    "eager aot_eager inductor nvfuser aot_nvfuser aot_cudagraphs ofi fx2trt onnxrt ipex torchxla_trace_once openvino tensorrt hpu_backend"
+)
+# The backends of torch.compile that TorchServe names.
+PT2Backend = enum.Enum("PT2Backend", {name.upper(): name for name in _BACKENDS.split()}, type=str)  # type: ignore[misc]  # mypy takes only literals

@@ -25,7 +25,6 @@ NAMES: dict[str, dict[str, str]] = {
         "tsx_runtime.worker.execution.micro_batching": "HANDLER_METHODS=STAGES MicroBatching",
         "tsx_runtime.worker.handler_api.ts_objects": "PROFILER_AVAILABLE",
     },
-    "ts.handler_utils.preprocess.dali": {"tsx_runtime.worker.handlers.dali": "get_dali_pipeline"},
     "ts.handler_utils.text_utils": {"tsx_runtime.worker.handlers.steps.text_cleaning": "ngrams_iterator"},
     "ts.handler_utils.timer": {"tsx_runtime.worker.handlers.steps.timing": "timed"},
     "ts.handler_utils.utils": {
@@ -51,7 +50,6 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "ts.torch_handler.base_handler": {
         "tsx_runtime.worker.handlers.base": "BaseHandler",
-        "tsx_runtime.worker.handlers.models.model_files": "setup_ort_session",
         "tsx_runtime.worker.handler_api.ts_objects": (
             "IPEX_AVAILABLE ONNX_AVAILABLE PROFILER_AVAILABLE PT230_AVAILABLE PT2_AVAILABLE XLA_AVAILABLE"
         ),
@@ -89,46 +87,38 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "ts.version": {"tsx_runtime.version": "__version__=TORCHSERVE_VERSION"},
 }
-WITHOUT_SERVER = "test a handler with MockContext, or a server with tsx_runtime.testing"
-PIPPY = (
-    "PiPPy is discontinued and does not run on torch 2.6; split the model with torch.distributed.pipelining, "
-    "or distribute its layers with accelerate's `device_map`"
-)
-# A module or name of `ts` that tsx does not include, and what to use instead.
-INSTEAD = {
-    "ts.arg_parser": "use the command `torchserve` or `ts.launcher.start`",
-    "ts.async_service": "declare `async def handle` and set `asyncCommunication: true`",
-    "ts.handler_utils.distributed.deepspeed.create_checkpoints_json": "`get_ds_engine` lists the files of `model_path`",
-    "ts.handler_utils.distributed.pt_pippy": PIPPY,
-    "ts.handler_utils.micro_batching.WorkerThread": "MicroBatching has its own threads",
-    "ts.handler_utils.micro_batching.execute_call": "MicroBatching has its own threads",
-    "ts.handler_utils.text_utils.get_tokenizer": "use `TextHandler._tokenize`",
-    "ts.launcher.PrintTillTheEnd": "`ts.launcher.start` returns a queue of the server's lines",
-    "ts.launcher.Tee": "`ts.launcher.start` returns a queue of the server's lines",
-    "ts.llm_launcher": "use `tsx serve DIRECTORY` or `tsx serve hf://ORG/MODEL`",
-    "ts.metrics.metric_abstract": "use ts.metrics.caching_metric.CachingMetric",
-    "ts.metrics.metric_cache_abstract": "use `context.metrics`, or MetricsCacheYamlImpl in a test",
-    "ts.metrics.metric_collector": "read /metrics, or write a program for `system_metrics_cmd`",
-    "ts.metrics.metric_encoder": "encode `metric.to_dict()`",
-    "ts.metrics.metrics_store": "use `context.metrics`, or MetricsCacheYamlImpl in a test",
-    "ts.metrics.system_metrics": "read /metrics, or write a program for `system_metrics_cmd`",
-    "ts.model_loader": WITHOUT_SERVER,
-    "ts.model_server": "use the command `torchserve` or `ts.launcher.start`",
-    "ts.model_service": "derive from ts.torch_handler.base_handler.BaseHandler",
-    "ts.model_service_worker": WITHOUT_SERVER,
-    "ts.protocol.otf_message_handler": WITHOUT_SERVER,
-    "ts.service.Service": WITHOUT_SERVER,
-    "ts.torch_handler.contractions": "use `TextHandler._expand_contractions`",
-    "ts.torch_handler.distributed.base_pippy_handler": PIPPY,
-    "ts.torch_handler.text_handler.CONTRACTIONS_PATTERN": "use `TextHandler._expand_contractions`",
-    "ts.torch_handler.trt_llm_handler": "`trtllm-serve` has the same OpenAI routes",
-    "ts.torch_handler.unit_tests": WITHOUT_SERVER,
-    "ts.torch_handler.vllm_handler": "use `tsx serve DIRECTORY`, with `huggingface: {engine: vllm}` in model-config.yaml",
-    "ts.utils.hf_utils": "use huggingface_hub.snapshot_download",
-    "ts.utils.setup_model_venv": "set `useVenv: true` in model-config.yaml",
-    "ts.utils.util.deprecated": "use warnings.warn",
-    "ts.utils.timeit_decorator": "use ts.handler_utils.timer.timed",
+# What to use instead of modules and names of `ts` that tsx does not include.
+HINTS = {
+    "use the command `torchserve` or `ts.launcher.start`": "ts.arg_parser ts.model_server",
+    "declare `async def handle` and set `asyncCommunication: true`": "ts.async_service",
+    "`get_ds_engine` lists the files of `model_path`": "ts.handler_utils.distributed.deepspeed.create_checkpoints_json",
+    (
+        "PiPPy is discontinued and does not run on torch 2.6; split the model with "
+        "torch.distributed.pipelining, or distribute its layers with accelerate's `device_map`"
+    ): "ts.handler_utils.distributed.pt_pippy ts.torch_handler.distributed.base_pippy_handler",
+    "MicroBatching has its own threads": "ts.handler_utils.micro_batching.WorkerThread ts.handler_utils.micro_batching.execute_call",
+    "derive from ts.torch_handler.dali_image_classifier.DALIHandler": "ts.handler_utils.preprocess",
+    "use `TextHandler._tokenize`": "ts.handler_utils.text_utils.get_tokenizer",
+    "`ts.launcher.start` returns a queue of the server's lines": "ts.launcher.PrintTillTheEnd ts.launcher.Tee",
+    "use `tsx serve DIRECTORY` or `tsx serve hf://ORG/MODEL`": "ts.llm_launcher",
+    "use ts.metrics.caching_metric.CachingMetric": "ts.metrics.metric_abstract",
+    "use `context.metrics`, or MetricsCacheYamlImpl in a test": "ts.metrics.metric_cache_abstract ts.metrics.metrics_store",
+    "read /metrics, or write a program for `system_metrics_cmd`": "ts.metrics.metric_collector ts.metrics.system_metrics",
+    "encode `metric.to_dict()`": "ts.metrics.metric_encoder",
+    "test a handler with MockContext, or a server with tsx_runtime.testing": (
+        "ts.model_loader ts.model_service_worker ts.protocol.otf_message_handler ts.service.Service ts.torch_handler.unit_tests"
+    ),
+    "derive from ts.torch_handler.base_handler.BaseHandler": "ts.model_service",
+    "`BaseHandler` loads ONNX files itself": "ts.torch_handler.base_handler.setup_ort_session",
+    "use `TextHandler._expand_contractions`": "ts.torch_handler.contractions ts.torch_handler.text_handler.CONTRACTIONS_PATTERN",
+    "`trtllm-serve` has the same OpenAI routes": "ts.torch_handler.trt_llm_handler",
+    "use `tsx serve DIRECTORY`, with `huggingface: {engine: vllm}` in model-config.yaml": "ts.torch_handler.vllm_handler",
+    "use huggingface_hub.snapshot_download": "ts.utils.hf_utils",
+    "set `useVenv: true` in model-config.yaml": "ts.utils.setup_model_venv",
+    "use ts.handler_utils.timer.timed": "ts.utils.timeit_decorator",
+    "use warnings.warn": "ts.utils.util.deprecated",
 }
+INSTEAD = {name: hint for hint, names in HINTS.items() for name in names.split()}
 PACKAGES = {package for name in NAMES for package in accumulate(name.split(".")[:-1], "{}.{}".format)}
 
 

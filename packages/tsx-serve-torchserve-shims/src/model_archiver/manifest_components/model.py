@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(repr=False)
-class Model:
+class Model(NamedTuple):
     """A model's name, version and files, without the directories of the files."""
 
     model_name: str
@@ -25,7 +23,7 @@ class Model:
     @property
     def model_dict(self) -> dict[str, Any]:
         """The entry as it stands in a manifest."""
-        entries = {re.sub("_(.)", lambda match: match[1].upper(), name): value for name, value in vars(self).items() if value}
+        entries = {re.sub("_(.)", lambda match: match[1].upper(), name): value for name, value in self._asdict().items() if value}
         files = (name for name in entries if "File" in name or name == "handler")
         return entries | {name: PurePath(entries[name]).name for name in files}
 

@@ -53,7 +53,7 @@ def load_eager(
     fitting, faults = [], []
     for kind in kinds:
         try:
-            model = kind(**init_args)
+            model: nn.Module = kind(**init_args)
             if state is not None and weights is not None:
                 fit_weights(model, state, weights, model_file.name if len(kinds) == 1 else kind.__name__)
             fitting.append(model)
