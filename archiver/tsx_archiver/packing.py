@@ -112,19 +112,15 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
         members.add(PlannedMember(name, content, len(content)), f"contents {name}")
     for name, source, _ in members.sorted():
         if isinstance(source, Path) and (name.endswith(".onnx") or name == model.get("serializedFile")):
-            _add_data_files(name, source, members)
+            for location, data_file in data_files(source).items():
+                data_name = (PurePosixPath(name).parent / location).as_posix()
+                if data_name not in members:
+                    if not data_file.exists():
+                        text = f"{source} has weights in {location}, but {data_file} does not exist"
+                        raise InputMissing(f"{text}. Copy that file there as well.")
+                    members.add(planned_file(data_name, data_file), str(data_file))
     manifest = {"createdOn": created_on(), "runtime": spec.runtime, "model": model}
     return PackingPlan(spec.model_name, members.sorted(), _merged(manifest, spec.extra_manifest))
-
-
-def _add_data_files(model: str, path: Path, members: Members) -> None:
-    """Add the files that hold an ONNX model's weights, unless others have their names."""
-    for location, file in data_files(path).items():
-        name = (PurePosixPath(model).parent / location).as_posix()
-        if name not in members:
-            if not file.exists():
-                raise InputMissing(f"{path} has weights in {location}, but {file} does not exist. Copy that file there as well.")
-            members.add(planned_file(name, file), str(file))
 
 
 class Members:

@@ -68,13 +68,13 @@ class TsxError(Exception):
     status = 500
     type = "InternalServerException"
     longest: int | None = None  # characters of its text; by its status if None
-    more = False  # whether the sender of the request may still be sending
 
-    def __init__(self, message: str, *, traceback: str | None = None) -> None:
+    def __init__(self, message: str, *, traceback: str | None = None, more: bool = False) -> None:
         message = shortened(message, self.longest or (LONGEST_REFUSAL if self.status < 500 else LONGEST_FAILURE))
         super().__init__(message)
         self.message = message
         self.traceback = traceback
+        self.more = more  # whether the sender of the request may still be sending
 
 
 class BadRequest(TsxError):
@@ -208,10 +208,6 @@ class JobGone(TsxError):
 class PayloadTooLarge(TsxError):
     status = 413
     type = "PayloadTooLargeException"
-
-    def __init__(self, message: str, *, more: bool = False) -> None:
-        super().__init__(message)
-        self.more = more
 
 
 class UnsupportedEncoding(TsxError):

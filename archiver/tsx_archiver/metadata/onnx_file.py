@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import BinaryIO
 
-from tsx_archiver.errors import CorruptMember, UnsafePath
+from tsx_archiver.errors import UnsafePath
 from tsx_archiver.names import is_inside, normal, path_fault, shown
 
 _GRAPH = 7
@@ -30,25 +31,9 @@ _FIELDS = {
 }
 _MAX_FIELDS = 100_000
 
-# For each message of onnx.proto, the fields that lead to tensors and to the names of their files.
-_PARTS = {
-    "ModelProto": {_GRAPH: "GraphProto", 25: "FunctionProto"},
-    "GraphProto": {1: "NodeProto", 5: "TensorProto", 15: "SparseTensorProto"},
-    "FunctionProto": {7: "NodeProto", 11: "AttributeProto"},
-    "NodeProto": {5: "AttributeProto"},
-    "AttributeProto": {
-        5: "TensorProto",
-        6: "GraphProto",
-        10: "TensorProto",
-        11: "GraphProto",
-        22: "SparseTensorProto",
-        23: "SparseTensorProto",
-    },
-    "SparseTensorProto": {1: "TensorProto", 2: "TensorProto"},
-    "TensorProto": {13: "StringStringEntryProto"},
-    "StringStringEntryProto": {},
-}
-_FIXED_SIZES = {1: 8, 5: 4}  # wire type -> bytes
+# The start of an entry `location` of protobuf's type StringStringEntryProto.
+_LOCATION = re.compile(rb"\n\x08location\x12")
+_EXTERNAL_DATA = 13 << 3 | 2  # the tag of a tensor's field of that name
 
 
 class Onnx(enum.Enum):
@@ -101,49 +86,31 @@ def data_files(path: Path) -> dict[str, Path]:
     """Find the files that hold the weights of an ONNX model, by their names relative to it.
 
     The files may be missing, and a model of another kind has none. Raises UnsafePath for a file
-    outside the model's directory, and CorruptMember.
+    outside the model's directory.
     """
     with path.open("rb") as file:
         if look_at_onnx(file, file.seek(0, 2)) is not Onnx.WHOLE:
             return {}
-        # A file's own `tell` is a system call, which would take most of the time.
         with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-            locations = set(_locations(content, path.name))
-    files, directories = {}, (path.parent, path.resolve().parent)
-    for location in sorted(locations):
-        file_path = path.parent / location
+            locations = sorted(set(_locations(content)))
+    directories = (path.parent, path.resolve().parent)
+    for location in locations:
         fault = path_fault(location)
-        if not fault and not any(is_inside(file_path, directory) for directory in directories):
+        if not fault and not any(is_inside(path.parent / location, directory) for directory in directories):
             fault = "it leads out of the model's directory"
         if fault:
             raise UnsafePath(
                 f"{path.name} has weights in {shown(location)}, which is refused: {fault}. "
                 "Save the model anew, with its weights in its own directory."
             )
-        files[normal(location)] = file_path
-    return files
+    return {normal(location): path.parent / location for location in locations}
 
 
-def _locations(file: mmap, name: str) -> Iterator[str]:
+def _locations(content: mmap) -> Iterator[str]:
     """Yield the `location` of each tensor that lies in another file."""
-    messages = [("ModelProto", 0, len(file))]
-    while messages:
-        message, start, end = messages.pop()
-        file.seek(start)
-        entry = {}
-        while file.tell() < end:
-            tag = _varint(file) or 0
-            wire = tag & 7
-            value = _FIXED_SIZES[wire] if wire in _FIXED_SIZES else _varint(file)
-            start = file.tell()
-            if value is None or wire not in (0, 1, 2, 5) or (wire and start + value > end):
-                raise CorruptMember(f"{name} is a damaged ONNX model. Copy or download it again.")
-            if not wire:
-                continue
-            if wire == 2 and message == "StringStringEntryProto":
-                entry[tag >> 3] = file.read(value)
-            elif wire == 2 and tag >> 3 in _PARTS[message]:
-                messages.append((_PARTS[message][tag >> 3], start, start + value))
-            file.seek(start + value)
-        if entry.get(1) == b"location":
-            yield str(entry.get(2, b""), "utf-8", "surrogateescape")
+    for match in _LOCATION.finditer(content):
+        start, end = match.span()
+        tag = start - 2  # before the entry's length, a varint of one or two bytes
+        if content[tag - (content[tag] >> 7)] == _EXTERNAL_DATA:
+            content.seek(end)
+            yield str(content.read(_varint(content) or 0), "utf-8", "surrogateescape")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import mimetypes
+import re
 from collections.abc import Sequence
 
+from python_multipart.multipart import parse_options_header
+
+_WEIGHT = re.compile(rb"0?\.\d+|[01]\.?0*")
 MOST_ACCEPTED = 100  # types of an Accept header that are read
 JSON, TEXT, BYTES = "application/json", "text/plain; charset=utf-8", "application/octet-stream"
 
@@ -17,12 +21,9 @@ def best_type(accept: str, offers: Sequence[str]) -> str | None:
     """
     ranges: dict[str, tuple[float, int]] = {}
     for position, part in enumerate(accept.split(",", MOST_ACCEPTED)[:MOST_ACCEPTED]):
-        kind, *options = (option.strip().lower() for option in part.split(";"))
-        try:
-            weight = float(next((option[2:] for option in options if option.startswith("q=")), "1"))
-        except ValueError:
-            continue
-        ranges[kind or "*/*"] = (weight if 0 < weight <= 1 else 0, -position)
+        kind, options = parse_options_header(part)
+        weight = options.get(b"q", b"1")
+        ranges[kind.decode("latin-1") or "*/*"] = (float(weight) if _WEIGHT.fullmatch(weight) else 0, -position)
 
     def rank(offer: str) -> tuple[float, int]:
         names = (offer, f"{offer.partition('/')[0]}/*", "*/*")  # the most specific one counts

@@ -33,7 +33,6 @@ from tsx_runtime.errors import (
 from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.shared.suggestions import suggestion_among_many
 from tsx_runtime.sources import Fetcher, Trust, in_store, is_url
-from tsx_runtime.wire import NODE_HEADER
 from tsx_runtime.workflows.execution import run
 from tsx_runtime.workflows.node import RunningNode, WorkflowRequest
 from tsx_runtime.workflows.schedule import Output, places_of
@@ -200,7 +199,7 @@ class Workflows:
             raise
         envelopes = {version.envelope for version in versions.values()}  # nodes with different ones pass on what they write for clients
         places = places_of(opened.spec.edges) if len(envelopes) == 1 and "" not in envelopes else {}
-        nodes = {key: _node(opened.spec.nodes[key], version, places.get(key)) for key, version in versions.items()}
+        nodes = {key: _node(opened.spec.nodes[key], version, places.get(key, b"")) for key, version in versions.items()}
         workflow = Workflow(name, redacted(order.url), opened, nodes)
         self.workflows[name] = workflow
         return workflow
@@ -278,7 +277,6 @@ def _function_archive(opened: OpenWorkflow, model: str, function: str) -> OpenAr
     return OpenArchive(opened.source, opened.directory, manifest, ModelConfig())
 
 
-def _node(spec: SpecNode, version: ModelVersion, place: bytes | None) -> RunningNode:
+def _node(spec: SpecNode, version: ModelVersion, place: bytes) -> RunningNode:
     retries, timeout = spec.settings.retry_attempts, spec.settings.timeout_ms
-    own = () if place is None else ((NODE_HEADER, place),)
-    return RunningNode(spec.name, version, RETRIES if retries is None else retries, (TIMEOUT if timeout is None else timeout) / 1000, own)
+    return RunningNode(spec.name, version, RETRIES if retries is None else retries, (TIMEOUT if timeout is None else timeout) / 1000, place)

@@ -34,7 +34,7 @@ class RunningNode:
     version: ModelVersion
     retries: int
     timeout: float  # s, of one attempt
-    headers: tuple[tuple[bytes, bytes], ...] = ()  # in addition to the client's
+    place: bytes = b""  # of a node that has an envelope, among the others
 
 
 class _AttemptTimeout(TsxError):
@@ -65,7 +65,7 @@ async def ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.
 
 
 async def _ask(node: RunningNode, headers: list[tuple[bytes, bytes]], body: wire.Body, request: WorkflowRequest) -> Output:
-    meta = wire.request_meta(request.id, b"", [*headers, *node.headers])
+    meta = wire.request_meta(request.id, b"", [(wire.NODE_HEADER, node.place), *headers] if node.place else headers)
     for attempt in range(1, node.retries + 2):
         try:
             return await _attempt(node, meta, body, request)

@@ -32,7 +32,7 @@ def startable(parents: Mapping[str, Collection[str]], done: Collection[str], beg
 
 
 def places_of(edges: Mapping[str, Collection[str]]) -> dict[str, bytes]:
-    """Where each node stands that another one gives rows to, or takes rows from."""
+    """Tell where each node stands that another one gives rows to, or takes rows from."""
     following = {node for successors in edges.values() for node in successors}
     places = {node: b"inner" if node in following else b"first" for node, successors in edges.items() if successors}
     return dict.fromkeys(following, b"last") | places

@@ -27,8 +27,6 @@ from tsx_archiver.limits import Limits
 from tsx_archiver.workflow import InvalidSpec, WorkflowArchiveSpec, open_workflow, write_workflow_archive
 from tsx_archiver.workflow.command import main
 from workflow_archiver.arg_parser import ArgParser
-from workflow_archiver.manifest_components.manifest import Manifest
-from workflow_archiver.manifest_components.workflow import Workflow
 from workflow_archiver.workflow_archiver_error import WorkflowArchiverError
 from workflow_archiver.workflow_packaging import generate_workflow_archive, package_workflow
 from workflow_archiver.workflow_packaging_utils import MANIFEST_FILE_NAME, WAR_INF, WorkflowExportUtils
@@ -135,12 +133,8 @@ def test_the_import_shim_packs_and_raises_its_own_error(inputs: Path, cache: Pat
     assert "--workflow-name" in capsys.readouterr().err
 
 
-def test_scripts_parse_their_own_flags_and_write_a_manifest(inputs: Path) -> None:
-    flags = ArgParser.workflow_archiver_args_parser().parse_args(FLAGS)
-    manifest = Manifest(Workflow(flags.workflow_name, f"sub/{flags.spec_file}", f"sub/{flags.handler}"))
-    written = json.loads(str(manifest))
-    assert written == manifest.manifest_dict
-    assert written["workflow"] == json.loads(str(manifest.workflow)) == MANIFEST["workflow"]
+def test_scripts_parse_their_own_flags_and_find_the_manifest(inputs: Path) -> None:
+    assert ArgParser.workflow_archiver_args_parser().parse_args(FLAGS).workflow_name == "flow"
     assert main(FLAGS) == 0
     assert f"{WAR_INF}/{MANIFEST_FILE_NAME}" in zipfile.ZipFile("flow.war").namelist()
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-
 from tsx_archiver.torch_model_archiver import parser
 
 
 class ArgParser:
     """The flags of torch-model-archiver, for scripts that parse their own command line by them."""
 
-    @staticmethod
-    def export_model_args_parser() -> ArgumentParser:
-        """Return the parser."""
-        return parser()
+    export_model_args_parser = staticmethod(parser)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-
 from tsx_archiver.workflow.command import parser
 
 
 class ArgParser:
     """The flags of torch-workflow-archiver, for scripts that parse their own command line by them."""
 
-    @staticmethod
-    def workflow_archiver_args_parser() -> ArgumentParser:
-        """Return the parser."""
-        return parser()
+    workflow_archiver_args_parser = staticmethod(parser)

@@ -192,7 +192,14 @@ class Registry:
             for key in absent:
                 del self.unloaded[key]
         else:
-            await self._unregister(name, version)
+            found = self.find(name, version)
+            if found.workflow:
+                raise Conflict(
+                    f"Model {name} is a node of workflow {found.workflow}. Unregister the workflow: DELETE /workflows/{found.workflow}"
+                )
+            if found.version == self.models[name].default and len(self.models[name].versions) > 1:
+                raise CannotRemoveDefault(f"Cannot remove default version for model {name}")
+            await self.withdraw(found)
         if name not in self.models and not self.unloaded_of(name):
             self._table.traffic.forget(name)
         self._table.tell_managed()
@@ -200,16 +207,6 @@ class Registry:
     def unloaded_of(self, name: str, version: str | None = None) -> dict[tuple[str, str], str]:
         """Select from `unloaded` one version of a model, or all of its versions."""
         return {key: reason for key, reason in self.unloaded.items() if key[0] == name and version in (None, key[1])}
-
-    async def _unregister(self, name: str, version: str | None) -> None:
-        found = self.find(name, version)
-        if found.workflow:
-            raise Conflict(
-                f"Model {name} is a node of workflow {found.workflow}. Unregister the workflow: DELETE /workflows/{found.workflow}"
-            )
-        if found.version == self.models[name].default and len(self.models[name].versions) > 1:
-            raise CannotRemoveDefault(f"Cannot remove default version for model {name}")
-        await self.withdraw(found)
 
     async def close(self, drain: float = 0.0) -> None:
         """End all workers; with `drain`, give accepted requests that many seconds first."""

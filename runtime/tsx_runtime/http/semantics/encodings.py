@@ -4,74 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from tsx_runtime.errors import BadRequest, UnsupportedEncoding
 
 SLICE = 256 << 10  # bytes that are decompressed at once: less than a millisecond of the event loop
 INPUT = 16 << 10  # bytes that are given to zlib at once, which copies what is behind each member
+SENDER_MORE = "tsx.sender_more"  # in a message: whether the sender may still be sending
+COMPRESSED = "tsx.compressed"  # in a message: bytes of the compressed body so far
 _WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's `wbits`
 
 
-class Decompressed:
-    """A `receive` of ASGI, around another one, that gives the decompressed body.
+async def decompress(receive: Callable[[], Awaitable[MutableMapping[str, Any]]], window: int) -> AsyncIterator[MutableMapping[str, Any]]:
+    """Yield ASGI's messages of the decompressed body.
 
     Raises BadRequest for a body that cannot be decompressed.
     """
-
-    def __init__(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]], window: int) -> None:
-        self.more = True  # whether the sender may still be sending
-        self.compressed = 0  # bytes so far
-        self._receive = receive
-        self._window = window
-        self._inflater = zlib.decompressobj(window)
-        self._waiting = memoryview(b"")
-        self._full = self._begun = False
-
-    async def __call__(self) -> MutableMapping[str, Any]:
-        if not self._waiting and not self._full:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                return message
-            self.more = message.get("more_body", False)
-            self._waiting = memoryview(message.get("body", b""))
-            self.compressed += len(self._waiting)
+    inflater, more, compressed = None, True, 0
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            yield message
+        more = message.get("more_body", False)
+        body = memoryview(message.get("body", b""))
+        compressed += len(body)
         try:
-            part = self._inflate() if self._waiting or self._full else b""
-            more = self.more or self._full or bool(self._waiting)
-            if self._begun and not more and not self._inflater.eof:
+            for start in range(0, len(body), INPUT):
+                waiting: Any = body[start : start + INPUT]
+                while waiting:
+                    if inflater is None or inflater.eof:  # a file of gzip may have several members
+                        inflater = zlib.decompressobj(window)
+                    part = inflater.decompress(waiting, SLICE)
+                    waiting = inflater.unconsumed_tail or inflater.unused_data
+                    counts = {SENDER_MORE: more, COMPRESSED: compressed}
+                    yield {"type": "http.request", "body": part, "more_body": True, **counts}
+                    await asyncio.sleep(0)
+            if not more and inflater is not None and not inflater.eof:
                 raise zlib.error("it ends too early")
         except zlib.error as error:
             text = f"The body is not what its Content-Encoding says: {error}."
-            broken = BadRequest(f"{text} Send it again, or without Content-Encoding.")
-            broken.more = self.more
-            raise broken from None
-        await asyncio.sleep(0)
-        return {"type": "http.request", "body": part, "more_body": more}
-
-    def _inflate(self) -> bytes:
-        self._begun = True
-        if self._inflater.eof:  # a file of gzip may have several members
-            self._inflater = zlib.decompressobj(self._window)
-        given = self._waiting[:INPUT]
-        part = self._inflater.decompress(given, SLICE)
-        left = len(self._inflater.unconsumed_tail) + len(self._inflater.unused_data)
-        self._waiting = self._waiting[len(given) - left :]
-        self._full = len(part) == SLICE and not self._inflater.eof
-        return part
+            raise BadRequest(f"{text} Send it again, or without Content-Encoding.", more=more) from None
+    yield {"type": "http.request"}
 
 
-def window_of(codings: bytes) -> int | None:
+def window_of(codings: bytes, *, more: bool) -> int | None:
     """Return zlib's window for a Content-Encoding, None for a body as it is.
 
     Raises UnsupportedEncoding.
     """
-    names = [coding.strip() for coding in codings.lower().split(b",")]
-    names = [name for name in names if name not in (b"", b"identity")]
-    if not names:
-        return None
-    if len(names) > 1 or names[0] not in _WINDOWS:
-        text = f"The Content-Encoding {codings.decode('latin-1')!r} is not read here."
-        raise UnsupportedEncoding(f"{text} Send the body with gzip or deflate, or as it is.")
-    return _WINDOWS[names[0]]
+    name = codings.lower().replace(b"identity", b"").strip(b", \t")
+    if name and name not in _WINDOWS:
+        text = f"The Content-Encoding {codings.decode('latin-1').strip(',')!r} is not read here."
+        raise UnsupportedEncoding(f"{text} Send the body with gzip or deflate, or as it is.", more=more)
+    return _WINDOWS.get(name)

@@ -9,8 +9,8 @@ from urllib.parse import quote
 
 from tsx_runtime.api.headers import Pair, new_request_id, shown_headers
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
-from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError, UnsupportedEncoding
-from tsx_runtime.http.semantics.encodings import Decompressed, window_of
+from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError
+from tsx_runtime.http.semantics.encodings import COMPRESSED, SENDER_MORE, decompress, window_of
 
 HEADER_NAMES = "tsx.header_names"  # in the scope: the names of its headers, in their order
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -73,15 +73,9 @@ async def read_body(
     announced, waits_for_go, codings = _announced(scope["headers"])
     if announced > limit:
         raise _too_large(limit, setting, more=not waits_for_go)
-    decompressed = None
-    if codings:
-        try:
-            window = window_of(b",".join(codings))
-        except UnsupportedEncoding as error:
-            error.more = not waits_for_go
-            raise
-        if window is not None:
-            receive = decompressed = Decompressed(receive, window)
+    window = window_of(codings, more=not waits_for_go) if codings else None
+    if window is not None:
+        receive = decompress(receive, window).__anext__
     counted: CountedBytes | None = scope.get(COUNTED)
     parts: list[bytes] = []
     size, more = 0, True
@@ -96,14 +90,14 @@ async def read_body(
         if len(parts) > MOST_PIECES:
             parts = [b"".join(parts)]
         try:
-            if size > limit or (decompressed is not None and decompressed.compressed > limit):
+            if max(size, message.get(COMPRESSED, 0)) > limit:
                 raise _too_large(limit, setting)
             if check is not None:
                 check(part)
             if counted is not None:
                 counted.grow_to(size)
         except (PayloadTooLarge, NoRoom) as error:
-            error.more = more if decompressed is None else decompressed.more
+            error.more = message.get(SENDER_MORE, more)
             parts.clear()  # not held while the rest of it is thrown away
             if counted is not None:
                 counted.give_back()
@@ -130,16 +124,16 @@ def rest_of(error: TsxError, receive: Receive) -> Receive | None:
     return receive if error.more else None
 
 
-def _announced(headers: list[Pair]) -> tuple[int, bool, list[bytes]]:
+def _announced(headers: list[Pair]) -> tuple[int, bool, bytes]:
     """What the headers say of the body: its length (0 where unknown), whether the sender waits for a go-ahead, and its encodings."""
-    length, waits, codings = 0, False, []
+    length, waits, codings = 0, False, b""
     for name, value in headers:
         if name == b"content-length":
             length = int(value) if value.isdigit() and len(value) <= LONGEST_NUMBER else 0
         elif name == b"expect":
             waits = value.lower() == b"100-continue"
         elif name == b"content-encoding":
-            codings.append(value)
+            codings += b"," + value
     return length, waits, codings
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import heapq
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +132,9 @@ def _error(error: LoggedError, version: ModelVersion) -> dict[str, Any]:
 
 def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
     """Return the last lines that workers printed or the server logged of them, oldest first."""
-    newest = heapq.merge(*map(_newest_lines, versions), key=lambda line: -line["at"])
-    return sorted(islice(newest, MOST_LINES), key=lambda line: line["at"])
-
-
-def _newest_lines(version: ModelVersion) -> Iterator[dict[str, Any]]:
-    for line in reversed(version.stats.error_log.lines):
-        yield line._asdict() | {"model": version.name, "version": version.version}
+    lines = [(line, version) for version in versions for line in version.stats.error_log.lines]
+    newest = sorted(lines, key=lambda pair: pair[0].at)[-MOST_LINES:]
+    return [line._asdict() | {"model": version.name, "version": version.version} for line, version in newest]
 
 
 def describe_process(settings: Settings) -> dict[str, Any]:

@@ -36,26 +36,24 @@ class Snapshots:
         self._base = {key: text for key, text in base.items() if key != SNAPSHOT}
         self._store = store
         self._clock = clock
-        self._unloaded: Callable[[], Versions] = dict
 
     def begin(self, registry: Registry) -> None:
         """From now on each change writes a snapshot."""
-        self._unloaded = lambda: _unloaded(registry)
-        self.write("startup", registry.models.values())
-        registry.on_managed.append(lambda: self.write("snapshot", registry.models.values()))
+        self.write("startup", registry)
+        registry.on_managed.append(lambda: self.write("snapshot", registry))
 
     def end(self, registry: Registry) -> None:
         """Before anything is removed."""
         registry.on_managed.clear()
-        self.write("shutdown", registry.models.values())
+        self.write("shutdown", registry)
 
-    def write(self, kind: str, models: Iterable[Model]) -> None:
+    def write(self, kind: str, registry: Registry) -> None:
         """A failure is logged and has no other effect: the change itself stays."""
         created = int(self._clock() * 1000)
         try:
             private_directory(self._directory)
             path = self._directory / f"{self._time().strftime(STAMP)[:-3]}-{kind}.cfg"
-            described = describe(models, path.name, created, self._store, self._unloaded())
+            described = describe(registry.models.values(), path.name, created, self._store, _unloaded(registry))
             text = format_properties(self._base | {SNAPSHOT: described})
             with whole_file(path, mode=0o600, durable=False) as file:  # only this user's: a configuration may hold passwords
                 file.write(f"#Saving snapshot\n{text}".encode("ascii"))
@@ -99,16 +97,17 @@ def describe(models: Iterable[Model], name: str, created: int, store: Path | Non
 
     `unloaded` is kept as it is, so that a file which is missing or damaged for a while costs no model.
     """
+    missing_defaults = {name for name, absent in unloaded.items() if any(version.default_version for version in absent.values())}
     versions = {
-        model.name: {version.version: _saved(version, version.version == model.default, store) for version in own}
+        model.name: {
+            version.version: _saved(version, version.version == model.default and model.name not in missing_defaults, store)
+            for version in own
+        }
         for model in models
         if (own := [version for version in model.versions.values() if not version.workflow])
     }
     for model_name, absent in unloaded.items():
-        present = versions.setdefault(model_name, {})
-        if any(version.default_version for version in absent.values()):
-            present = {number: version.model_copy(update={"default_version": False}) for number, version in present.items()}
-        versions[model_name] = present | absent
+        versions.setdefault(model_name, {}).update(absent)
     count = sum(map(len, versions.values()))
     saved = Saved(name=name, model_count=count, created=created, models=versions)
     return json.dumps(saved.model_dump(by_alias=True, exclude_none=True), indent=2)

@@ -18,7 +18,6 @@ from itertools import islice
 from typing import Any, NamedTuple, TypeAlias
 
 from tsx_runtime.errors import PredictionFailed
-from tsx_runtime.wire import NODE_HEADER
 from tsx_runtime.worker.codecs.json_text import JsonText, RelayedRows, to_compact_json
 from tsx_runtime.worker.codecs.responses import encode_body
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, output_tensor, read_input
@@ -26,14 +25,12 @@ from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.handler_api.context import Context
 
 Handle: TypeAlias = Callable[[Any, Context], Any]
-NODE = NODE_HEADER.decode()
 
 
 class RequestRows(NamedTuple):
-    """The rows of one request and its JSON, and of the Open Inference Protocol its id and the names of its tensors."""
+    """The rows of one request, and of the Open Inference Protocol its id and the names of its tensors."""
 
     rows: list[Any]
-    document: Any = None
     names: list[str] = []
     id: str | None = None
 
@@ -70,16 +67,27 @@ class BodyEnvelope(BaseEnvelope):
         return self._call(contents, range(len(contents)), context)
 
 
-class RowsEnvelope(BaseEnvelope):
-    """Base of the envelopes around several rows."""
+class KServeEnvelope(BaseEnvelope):
+    """`{"instances": [...]}` in, `{"predictions": [...]}` or `{"explanations": [...]}` out."""
 
     def answer(self, contents: list[Any], context: Context) -> Any:
-        places: Sequence[str | None] = [None] * len(contents)
-        if context.has_header(NODE):
-            places = [context.get_request_header(idx, NODE) for idx in range(len(contents))]
-        requests = read_all(list(zip(contents, places, strict=True)), self._read_at)
-        for idx, request in enumerate(requests):
-            context.keep_parameters(idx, request.document)
+        places = [context.workflow_place(idx) for idx in range(len(contents))]
+        requests: list[RequestRows] = []
+        faults: dict[int, str] = {}
+        for idx, content in enumerate(contents):
+            try:
+                if places[idx] in ("inner", "last"):
+                    requests.append(_rows_of_parents(content))
+                else:
+                    document = _json(content)
+                    requests.append(self.read(document))
+                    context.keep_parameters(idx, document)
+            except MalformedTensors as error:
+                faults[idx] = str(error)
+            except RecursionError:
+                faults[idx] = "The body is nested too deeply: write it with fewer levels of lists and objects."
+        if faults:
+            raise BadRows(faults)
         answers = []
         for idx, results in enumerate(self.results(requests, context)):
             if places[idx] in ("first", "inner") and context.get_response_status(idx)[0] < 400:
@@ -88,45 +96,16 @@ class RowsEnvelope(BaseEnvelope):
                 answers.append(self.write(_as_values(results), requests[idx], idx, context))
         return answers
 
-    def read(self, content: Any) -> RequestRows:
+    def read(self, document: Any) -> RequestRows:
         """Take the envelope off. Raises MalformedTensors."""
-        content = _json(content)
-        return RequestRows(_instances(content), content)
+        return RequestRows(_instances(document))
 
     def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
         """Put the envelope on."""
-        raise NotImplementedError
-
-    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
-        """The handler's results for each request."""
-        raise NotImplementedError
-
-    def _read_at(self, placed: tuple[Any, str | None]) -> RequestRows:
-        content, place = placed
-        return _rows_of_parents(content) if place in ("inner", "last") else self.read(content)
-
-
-class JSONEnvelope(RowsEnvelope):
-    """`{"instances": [...]}` in, the instances of all requests to the handler at once; `{"predictions": [...]}` out."""
-
-    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
-        owners = [idx for idx, request in enumerate(requests) for _ in request.rows]
-        results = self._call([row for request in requests for row in request.rows], owners, context) if owners else []
-        _check_length(results, len(owners), "instances")
-        rest = iter(results)
-        return [list(islice(rest, len(request.rows))) for request in requests]
-
-    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
-        return _as_text({"predictions": results}, context.json_nan)
-
-
-class KServeEnvelope(RowsEnvelope):
-    """`{"instances": [...]}` in, `{"predictions": [...]}` or `{"explanations": [...]}` out."""
-
-    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
         return {"explanations" if context.get_request_header(0, "explain") == "True" else "predictions": results}
 
     def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
+        """The handler's results for each request."""
         everything = [request.rows for request in requests]
         if len(everything) == 1:
             return [self._call(everything[0], [0] * len(everything[0]), context) if everything[0] else []]
@@ -141,13 +120,26 @@ class KServeEnvelope(RowsEnvelope):
         return results
 
 
+class JSONEnvelope(KServeEnvelope):
+    """`{"instances": [...]}` in, the instances of all requests to the handler at once; `{"predictions": [...]}` out."""
+
+    def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
+        owners = [idx for idx, request in enumerate(requests) for _ in request.rows]
+        results = self._call([row for request in requests for row in request.rows], owners, context) if owners else []
+        _check_length(results, len(owners), "instances")
+        rest = iter(results)
+        return [list(islice(rest, len(request.rows))) for request in requests]
+
+    def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
+        return _as_text({"predictions": results}, context.json_nan)
+
+
 class KServev2Envelope(KServeEnvelope):
     """The Open Inference Protocol: `{"inputs": [tensors]}` in, the handler gets them with nested `data`; `{"outputs": [tensors]}` out."""
 
-    def read(self, content: Any) -> RequestRows:
-        content = _json(content)
-        inputs = _inputs(content)
-        return RequestRows(inputs, content, [entry["name"] for entry in inputs], str(content.get("id") or "") or None)
+    def read(self, document: Any) -> RequestRows:
+        inputs = _inputs(document)
+        return RequestRows(inputs, [entry["name"] for entry in inputs], str(document.get("id") or "") or None)
 
     def results(self, requests: Sequence[RequestRows], context: Context) -> list[Any]:
         first = requests[0]
@@ -172,22 +164,6 @@ ENVELOPES: dict[str, type[BaseEnvelope]] = {
 }
 
 
-def read_all(contents: Sequence[Any], read: Callable[[Any], RequestRows]) -> list[RequestRows]:
-    """What each request holds; raises `BadRows` for those that are not in the envelope's form."""
-    found: list[RequestRows] = []
-    faults: dict[int, str] = {}
-    for idx, content in enumerate(contents):
-        try:
-            found.append(read(content))
-        except MalformedTensors as error:
-            faults[idx] = str(error)
-        except RecursionError:
-            faults[idx] = "The body is nested too deeply: write it with fewer levels of lists and objects."
-    if faults:
-        raise BadRows(faults)
-    return found
-
-
 def _wants_description(context: Context) -> bool:
     """A description is asked for without a body."""
     return bool(context.get_request_header(0, "describe") == "True")
@@ -210,7 +186,7 @@ def _relayed(results: Any, request: RequestRows, context: Context) -> RelayedRow
     if not isinstance(results, list):
         raise PredictionFailed(f"The handler returned {type(results).__name__}, not a list with one entry for each row.")
     rows = [base64.b64encode(encode_body(value, context.json_nan)).decode() for value in results]
-    return RelayedRows(json.dumps(request._replace(rows=rows, document=None)))
+    return RelayedRows(json.dumps(request._replace(rows=rows)))
 
 
 def _rows_of_parents(content: Any) -> RequestRows:
@@ -218,8 +194,10 @@ def _rows_of_parents(content: Any) -> RequestRows:
     parents = content if isinstance(content, dict) else {"body": content}
     try:
         relayed = {name: RequestRows(*json.loads(value)) for name, value in parents.items()}
-        columns = [[bytearray(base64.b64decode(row)) for row in rows] for rows, *_ in relayed.values()]
-        rows = [dict(zip(relayed, values, strict=True)) for values in zip(*columns, strict=True)]
+        rows = [
+            {name: bytearray(base64.b64decode(row)) for name, row in zip(relayed, values, strict=True)}
+            for values in zip(*(request.rows for request in relayed.values()), strict=True)
+        ]
     except (ValueError, TypeError) as error:
         text = f"The nodes before this one ({', '.join(parents)}) gave no rows, or different numbers of them: {error}."
         raise MalformedTensors(text) from error

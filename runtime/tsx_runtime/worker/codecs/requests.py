@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import struct
+from collections import defaultdict
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
@@ -25,6 +26,8 @@ logger = logging.getLogger("tsx.worker")
 MAX_PARTS = 10_000
 TENSORS = "\n"  # begins what stands for a content type where a header tells that the body is tensors: no header holds a line's end
 
+# An object, a list, a text, a number or a literal; a form's fields have `=` or `&`.
+_JSON = re.compile(rb'\s*(?:[{\["]|(?:[-+.\deE]+|true|false|null)\s*\Z)')
 _LENGTHS = struct.Struct("<IQ")
 _INPUTS = INPUTS.decode()
 _TENSORS = f"\r\n{TENSORS_HEAD.decode()}: "
@@ -45,12 +48,9 @@ Row: TypeAlias = tuple[dict[str, Any], dict[str, dict[str, Any]] | None]
 def read_row(meta: str, body: Buffer, decode: bool) -> Row:
     """`meta` as in `wire.request_meta`. Raises `BadRequest` for a form that cannot be read."""
     query, content_type = _query_and_type(meta[meta.find("\r\n") + 2 :])
-    if content_type is None:
-        if query:
-            inputs, parts = _query_row(query)
-            return {**inputs, "body": own(body)}, parts
+    if content_type is None and not query:
         return {"body": own(body)}, None
-    return _read_typed(query, content_type, body, decode)
+    return _read_typed(query, content_type or "", body, decode)
 
 
 @lru_cache(maxsize=1024)  # clients send the same headers again and again
@@ -66,7 +66,12 @@ def _query_and_type(rest: str) -> tuple[str, str | None]:
 
 
 def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Row:
-    inputs, parts = _query_row(query) if query else ({}, None)
+    inputs: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    if query:
+        text = query.encode("latin-1").decode("utf-8", "replace")  # headers travel as latin-1; a URL is UTF-8
+        # The values are bytes, as TorchServe passes them on.
+        _add_fields(inputs, parts, [(name, bytearray(value, "utf-8")) for name, value in parse_qsl(text, keep_blank_values=True)])
     if content_type.startswith(TENSORS):
         request, wanted = v2_binary.read(content_type.removeprefix(TENSORS), own(body))
         inputs["body"] = request
@@ -74,16 +79,18 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
         fields = read_multipart(content_type, body)
-        parts = {**(parts or {}), **{part.name: {"content-type": part.content_type} for part in fields if part.content_type is not None}}
-        typed = [decoded(part.content_type, part.value) if part.content_type and decode else part.value for part in fields]
-        add_fields(inputs, parts, [(part.name, value) for part, value in zip(fields, typed, strict=True)])
+        parts |= {part.name: {"content-type": part.content_type} for part in fields if part.content_type is not None}
+        _add_fields(
+            inputs,
+            parts,
+            [(part.name, decoded(part.content_type, part.value) if part.content_type and decode else part.value) for part in fields],
+        )
     elif media_type == "application/x-www-form-urlencoded":
         if is_json(body):
             return _read_typed(query, "application/json", body, decode)
         # By way of latin-1, which keeps every byte: curl sends files of any kind under this type, and parse_qsl takes bytes for ASCII.
         pairs = parse_qsl(str(body, "latin-1"), keep_blank_values=True, encoding="latin-1")
-        parts = parts or {}
-        add_fields(
+        _add_fields(
             inputs, parts, [(name.encode("latin-1").decode("utf-8", "replace"), bytearray(value, "latin-1")) for name, value in pairs]
         )
     elif media_type == _INPUTS:
@@ -111,26 +118,15 @@ def read_inputs(body: Buffer) -> dict[str, bytearray]:
     return inputs
 
 
-def _query_row(query: str) -> Row:
-    text = query.encode("latin-1").decode("utf-8", "replace")  # headers travel as latin-1; a URL is UTF-8
-    inputs: dict[str, Any] = {}
-    parts: dict[str, dict[str, Any]] = {}
-    # The values are bytes, as TorchServe passes them on.
-    add_fields(inputs, parts, [(name, bytearray(value, "utf-8")) for name, value in parse_qsl(text, keep_blank_values=True)])
-    return inputs, parts
-
-
-def add_fields(inputs: dict[str, Any], parts: dict[str, dict[str, Any]], fields: list[tuple[str, Any]]) -> None:
+def _add_fields(inputs: dict[str, Any], parts: dict[str, dict[str, Any]], fields: list[tuple[str, Any]]) -> None:
     """Add the last value of each name, as TorchServe has it; of a name that repeats, `parts` gets all of them."""
-    own = dict(fields)
-    inputs.update(own)
-    if len(own) < len(fields):
-        values: dict[str, list[Any]] = {}
-        for name, value in fields:
-            values.setdefault(name, []).append(value)
-        for name, several in values.items():
-            if len(several) > 1:
-                parts.setdefault(name, {})["values"] = several
+    values: defaultdict[str, list[Any]] = defaultdict(list)
+    for name, value in fields:
+        values[name].append(value)
+    for name, several in values.items():
+        inputs[name] = several[-1]
+        if len(several) > 1:
+            parts.setdefault(name, {})["values"] = several
 
 
 def decoded(content_type: str, body: Buffer) -> Any:
@@ -152,8 +148,10 @@ def decoded(content_type: str, body: Buffer) -> Any:
 
 def is_json(body: Buffer) -> bool:
     """Tell JSON, also what is broken, from a form's fields: curl -d sends either under the type of a form."""
+    if not _JSON.match(body):
+        return False
     text = bytes(body)
-    if text.lstrip()[:1] in (b"{", b"[") and b"=" not in text:
+    if b"=" not in text:
         return True
     try:
         json.loads(text)

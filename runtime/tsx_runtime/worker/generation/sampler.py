@@ -25,7 +25,7 @@ from tsx_runtime.worker.generation.interface import Sampling, TokenLogprob
 
 MIX = tuple(factor - (1 << 64) for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))  # splitmix64's, signed
 BITS = 23  # of a random number; with one more, the largest would round to 1 in fp32
-GREEDY = {"temperature": 0.0, "logprobs": -1}  # the arguments of transformers' own requests, which warm up
+GREEDY = {"temperature": 0.0, "logprobs": -1, "penalized": None}  # the arguments of transformers' own requests, which warm up
 
 
 class NextToken(NamedTuple):
@@ -52,6 +52,9 @@ class PenalizedSequence:
         self.sampling = sampling
         self._position = 0
 
+    def __deepcopy__(self, memo: Any) -> PenalizedSequence:  # of transformers, when the sequence loses its cache
+        return self
+
     def begin_step(self, row: NextToken, scores: torch.Tensor) -> bool:
         """Check whether the token that the row continues is to be added. A step that is repeated has the same position."""
         tokens, before, self._position = row.state.initial_tokens, self._position, row.position
@@ -73,7 +76,6 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
         super().__init__(LogitsProcessorList(others))
         self.rows: list[NextToken] = []  # of the batch
         self.only_continues = False  # it has a token of each sequence, and no prompts
-        self.penalized: dict[str, PenalizedSequence] = {}  # the event loop adds them
         self._logprobs: defaultdict[str, dict[int, tuple[torch.Tensor, Any]]] = defaultdict(dict)  # by sequence and position
 
     def check_kwargs(self, kwargs: dict[str, Any]) -> None:
@@ -88,9 +90,8 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: torch.Tensor) -> torch.Tensor:
         """Scores of shape (sequences, vocabulary), fp32; in those that come back, the next token of each sequence has the highest."""
-        given = scores = super().__call__(input_ids, scores, logits_processor_args)
-        if self.penalized:
-            scores = self._penalize(input_ids, scores)
+        given = super().__call__(input_ids, scores, logits_processor_args)
+        scores = self._penalize(input_ids, given)
         drawn = [(index, row) for index, row in enumerate(self.rows) if row.arguments["temperature"] > 0]
         if drawn:
             chosen_rows = _on(scores, [index for index, _ in drawn], torch.int64)
@@ -106,7 +107,7 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
 
     def _penalize(self, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """`tokens`: those that the rows continue, of shape (sequences,)."""
-        chosen = [(index, row, self.penalized[row.sequence]) for index, row in enumerate(self.rows) if row.sequence in self.penalized]
+        chosen = [(index, row, sequence) for index, row in enumerate(self.rows) if (sequence := row.arguments["penalized"]) is not None]
         if not chosen:
             return scores
         for index, row, sequence in chosen:
@@ -127,7 +128,6 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
     def forget(self, sequences: Sequence[str]) -> None:
         for sequence in sequences:
             self._logprobs.pop(sequence, None)
-            self.penalized.pop(sequence, None)
 
 
 class SamplingRunner(ModelRunner):  # type: ignore[misc]  # as above
@@ -220,7 +220,7 @@ def _on(scores: torch.Tensor, values: list[Any], dtype: torch.dtype) -> torch.Te
     return torch.tensor(values, dtype=dtype).to(scores.device, non_blocking=True)
 
 
-def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, float | int]:
+def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, Any]:
     """What a request of the engine carries for the sampler; `seed` where it has none of its own."""
     return {
         "temperature": float(sampling.temperature or 0),
@@ -228,6 +228,7 @@ def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, float | int]:
         "top_p": 1.0 if sampling.top_p is None else max(float(sampling.top_p), 1e-6),  # the most likely token always stays
         "seed": folded(seed if sampling.seed is None else sampling.seed),
         "logprobs": sampling.top_logprobs if sampling.logprobs else -1,
+        "penalized": PenalizedSequence(sampling) if sampling.changes_scores else None,
     }
 
 

@@ -31,7 +31,7 @@ from tsx_runtime.worker.exceptions import EngineDied, LoadError, in_words
 from tsx_runtime.worker.generation import attention
 from tsx_runtime.worker.generation.interface import EngineStats, Sampling, TokenLogprob, Tokens
 from tsx_runtime.worker.generation.pretrained import adapter_view
-from tsx_runtime.worker.generation.sampler import PenalizedSequence, Sampler, SamplingRunner, sampling_arguments
+from tsx_runtime.worker.generation.sampler import Sampler, SamplingRunner, sampling_arguments
 
 MOST_ON_CPU, MOST_ON_GPU = 64, 256  # sequences at a time
 PAGE = 16  # tokens of the cache that a sequence gets at a time, on a CPU; on a GPU the engine's own, which its kernels need
@@ -271,8 +271,6 @@ class EngineLane:
             raise self._died
         name = next(self._names)
         stream = self._router.open(name, len(prompt))
-        if sampling.changes_scores:
-            self.sampler.penalized[name] = PenalizedSequence(sampling)
         self._manager.add_request(
             list(prompt),
             name,

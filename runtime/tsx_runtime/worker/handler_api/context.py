@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tsx_runtime.shared.content_types import looks_like
-from tsx_runtime.wire import Buffer, parse_header_block, parse_request_meta
+from tsx_runtime.wire import NODE_HEADER, Buffer, parse_header_block, parse_request_meta
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 SendPiece = Callable[[int, Buffer, Buffer], None]  # position in the handler's data, header block, body
 
 logger = logging.getLogger("tsx.worker")
 
+_NODE = f"\r\n{NODE_HEADER.decode()}: "
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FRAMING = frozenset({"connection", "content-length", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade"})
 
@@ -257,9 +258,10 @@ class Context:
         """Those that were asked for; the answers of all others are plain."""
         return self._batch.processors
 
-    def has_header(self, name: str) -> bool:
-        """Whether a request of the batch has this header, as the server itself writes it."""
-        return any(f"\r\n{name}: " in meta for meta in self._state().metas)
+    def workflow_place(self, idx: int) -> str:
+        """Return where the request's node stands, or "". Does without parsing the headers."""
+        state = self._state()
+        return state.metas[state.local(idx)].partition(_NODE)[2].partition("\r\n")[0]
 
     def keep_parameters(self, idx: int, body: Any) -> None:
         """Keep the `parameters` of a body of which the handler gets only the rows."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import enum
 import logging
+import socket
 import threading
+import time
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tsx_runtime.wire import DeclaredMetric, MetricDelta
 from tsx_runtime.worker.exceptions import MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError
@@ -21,6 +23,26 @@ MOST_METRICS = 10_000  # of one type: a handler that makes their names of what c
 APART = 1.0  # seconds between two reports of `PredictionTime`
 TIME_UNITS = ("ms", "s")
 SIZE_UNITS = ("MB", "kB", "GB", "B")
+
+
+class Units:
+    """TorchServe's long names of units, as `units`."""
+
+    units: ClassVar[dict[str | None, str]] = {
+        "ms": "Milliseconds",
+        "s": "Seconds",
+        "percent": "Percent",
+        "count": "Count",
+        "MB": "Megabytes",
+        "GB": "Gigabytes",
+        "kB": "Kilobytes",
+        "B": "Bytes",
+        "": "unit",
+        None: "unit",
+    }
+
+
+MetricUnit = Units()
 
 
 class MetricTypes(enum.Enum):
@@ -44,10 +66,6 @@ class Dimension:
 
     def __hash__(self) -> int:
         return hash((self.name, self.value))
-
-    def to_dict(self) -> dict[str, str]:
-        """Return the label in the form of JSON."""
-        return {"Name": self.name, "Value": self.value}
 
 
 class CachingMetric:
@@ -289,7 +307,7 @@ class Metric:
         _check_name(name)
         self.name = name
         self.value = value
-        self.unit = unit
+        self.unit = Units.units.get(unit, unit)
         self.dimensions = list(dimensions)
         self.request_id = request_id
         self.metric_method = metric_method
@@ -299,8 +317,10 @@ class Metric:
         self.value = self.value + value if self.metric_method == "counter" else value
 
     def __str__(self) -> str:
-        return f"{self.name}.{self.unit}:{self.value}|#{','.join(map(str, self.dimensions))}"
+        """Return the metric as a line of TorchServe's metric log."""
+        end = f"hostname:{socket.gethostname()},{int(time.time())}{f',{self.request_id}' if self.request_id else ''}"
+        return f"{self.name}.{self.unit}:{self.value}|#{','.join(map(str, self.dimensions))}|#{end}"
 
     def to_dict(self) -> dict[str, Any]:
-        labels = [dimension.to_dict() for dimension in self.dimensions]
+        labels = [{"Name": dimension.name, "Value": dimension.value} for dimension in self.dimensions]
         return {"MetricName": self.name, "Value": self.value, "Unit": self.unit, "Dimensions": labels, "RequestId": self.request_id}

@@ -1,26 +1,20 @@
-"""Constants, metric stores and decorators of TorchServe's `ts` that tsx itself does not use."""
+"""Constants, errors and metrics for tests of TorchServe's `ts`, which tsx itself does not use."""
 
 from __future__ import annotations
 
 import enum
-import functools
-import json
-import warnings
-from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from tsx_runtime.worker.exceptions import MetricsCacheKeyError
-from tsx_runtime.worker.handler_api.metrics import CachingMetric, Metrics
+from tsx_runtime.worker.handler_api.metrics import CachingMetric, Metrics, MetricTypes
 
 PREDICTION_METRIC = "PredictionTime"
 PROFILER_AVAILABLE = PT2_AVAILABLE = PT230_AVAILABLE = True
 IPEX_AVAILABLE = XLA_AVAILABLE = False  # tsx runs models on neither.
 ONNX_AVAILABLE = find_spec("onnxruntime") is not None
-pippy_installed = False  # PiPPy does not run on the releases of torch that tsx supports.
 
 
 class GeneralMetricsCacheError(Exception):
@@ -33,35 +27,6 @@ class MetricsCacheIOError(OSError):
 
 class MetricsCachePyYamlError(yaml.YAMLError):
     """A metrics file is not YAML."""
-
-
-class Units:
-    """The long names of the units of metrics, as `units`."""
-
-    def __init__(self) -> None:
-        self.units: dict[str | None, str] = {
-            "ms": "Milliseconds",
-            "s": "Seconds",
-            "percent": "Percent",
-            "count": "Count",
-            "MB": "Megabytes",
-            "GB": "Gigabytes",
-            "kB": "Kilobytes",
-            "B": "Bytes",
-            "": "unit",
-            None: "unit",
-        }
-
-
-MetricUnit = Units()
-
-
-class MetricEncoder(json.JSONEncoder):
-    """Encodes metrics and dimensions as JSON objects."""
-
-    def default(self, o: Any) -> Any:
-        """Return an object's `to_dict()`, if it has one."""
-        return o.to_dict() if hasattr(o, "to_dict") else super().default(o)
 
 
 class MetricsCacheYamlImpl(Metrics):
@@ -101,63 +66,13 @@ class MetricsCacheYamlImpl(Metrics):
                 f"`model_metrics: {{counter: [{{name: NAME, unit: UNIT, dimensions: [NAME]}}]}}`: {error}"
             ) from error
 
-    def cache_keys(self) -> Mapping[Any, Mapping[str, CachingMetric]]:
+    def cache_keys(self) -> dict[MetricTypes, dict[str, CachingMetric]]:
         """Return the metrics by type and name."""
         return self.cache
 
 
-class MetricsStore(Metrics):
-    """`context.metrics` for tests, as TorchServe's older releases make it."""
-
-    def __init__(self, request_ids: Any, model_name: str) -> None:
-        super().__init__(model_name)
-        self.request_ids = request_ids
-
-
-class PT2Backend(str, enum.Enum):
-    """The backends of torch.compile that TorchServe names."""
-
-    EAGER = "eager"
-    AOT_EAGER = "aot_eager"
-    INDUCTOR = "inductor"
-    NVFUSER = "nvfuser"
-    AOT_NVFUSER = "aot_nvfuser"
-    AOT_CUDAGRAPHS = "aot_cudagraphs"
-    OFI = "ofi"
-    FX2TRT = "fx2trt"
-    ONNXRT = "onnxrt"
-    IPEX = "ipex"
-    TORCHXLA_TRACE_ONCE = "torchxla_trace_once"
-    OPENVINO = "openvino"
-    TENSORRT = "tensorrt"
-    HPU_BACKEND = "hpu_backend"
-
-
-def deprecated(
-    version: str, replacement: str = "", klass: type[Warning] = PendingDeprecationWarning
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that makes each call of a function warn with `klass`."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def warn_and_call(*args: Any, **kwargs: Any) -> Any:
-            hint = f"; use {replacement}" if replacement else ""
-            warnings.warn(f"{function.__name__} is deprecated from version {version}{hint}", klass, stacklevel=2)
-            return function(*args, **kwargs)
-
-        return warn_and_call
-
-    return decorate
-
-
-def download_model(
-    model_id: str = "meta-llama/Meta-Llama-3.1-8B-Instruct",
-    revision: str = "main",
-    model_path: str = ".cache",
-    use_auth_token: bool | str = True,
-) -> str:
-    """Download a model of the Hugging Face Hub into the cache `model_path`, and return the directory of its files."""
-    from huggingface_hub import snapshot_download  # an extra
-
-    patterns = ["*.json", "*.txt", "*.model", "*.bin", "*.pt", "*.pth", "*.safetensors", "original/*"]
-    return str(snapshot_download(model_id, revision=revision, cache_dir=model_path, token=use_auth_token or None, allow_patterns=patterns))
+_BACKENDS = (
+    "eager aot_eager inductor nvfuser aot_nvfuser aot_cudagraphs ofi fx2trt onnxrt ipex torchxla_trace_once openvino tensorrt hpu_backend"
+)
+# The backends of torch.compile that TorchServe names.
+PT2Backend = enum.Enum("PT2Backend", {name.upper(): name for name in _BACKENDS.split()}, type=str)  # type: ignore[misc]  # mypy takes only literals

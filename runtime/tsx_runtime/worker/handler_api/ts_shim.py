@@ -19,18 +19,13 @@ from typing import NoReturn
 NAMES: dict[str, dict[str, str]] = {
     "ts": {"tsx_runtime.version": "__version__=TORCHSERVE_VERSION"},
     "ts.context": {"tsx_runtime.worker.handler_api.context": "Context RequestProcessor"},
-    "ts.handler_utils.distributed.deepspeed": {"tsx_runtime.worker.handlers.deepspeed": "create_checkpoints_json get_ds_engine"},
-    "ts.handler_utils.distributed.pt_pippy": {
-        "tsx_runtime.worker.handlers.pippy": "get_pipeline_driver initialize_rpc_workers",
-        "tsx_runtime.worker.handler_api.ts_objects": "pippy_installed",
-    },
+    "ts.handler_utils.distributed.deepspeed": {"tsx_runtime.worker.handlers.deepspeed": "get_ds_engine"},
     "ts.handler_utils.hf_batch_streamer": {"tsx_runtime.worker.codecs.text_streamer": "TextIteratorStreamerBatch"},
     "ts.handler_utils.micro_batching": {
         "tsx_runtime.worker.execution.micro_batching": "HANDLER_METHODS=STAGES MicroBatching",
         "tsx_runtime.worker.handler_api.ts_objects": "PROFILER_AVAILABLE",
     },
-    "ts.handler_utils.preprocess.dali": {"tsx_runtime.worker.handlers.dali": "get_dali_pipeline"},
-    "ts.handler_utils.text_utils": {"tsx_runtime.worker.handlers.steps.text_cleaning": "get_tokenizer ngrams_iterator"},
+    "ts.handler_utils.text_utils": {"tsx_runtime.worker.handlers.steps.text_cleaning": "ngrams_iterator"},
     "ts.handler_utils.timer": {"tsx_runtime.worker.handlers.steps.timing": "timed"},
     "ts.handler_utils.utils": {
         "tsx_runtime.worker.handler_api.utils": "import_class",
@@ -38,22 +33,15 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "ts.metrics.caching_metric": {"tsx_runtime.worker.handler_api.metrics": "CachingMetric"},
     "ts.metrics.dimension": {"tsx_runtime.worker.handler_api.metrics": "Dimension"},
-    "ts.metrics.metric": {"tsx_runtime.worker.handler_api.metrics": "Metric", "tsx_runtime.worker.handler_api.ts_objects": "MetricUnit"},
-    "ts.metrics.metric_abstract": {
-        "tsx_runtime.worker.handler_api.metrics": "MetricAbstract=CachingMetric",
-        "tsx_runtime.worker.handler_api.ts_objects": "MetricUnit",
-    },
-    "ts.metrics.metric_cache_abstract": {"tsx_runtime.worker.handler_api.metrics": "MetricCacheAbstract=Metrics"},
+    "ts.metrics.metric": {"tsx_runtime.worker.handler_api.metrics": "Metric MetricUnit"},
     "ts.metrics.metric_cache_errors": {
         "tsx_runtime.worker.exceptions": "MetricsCacheKeyError MetricsCacheTypeError MetricsCacheValueError",
         "tsx_runtime.worker.handler_api.ts_objects": "GeneralMetricsCacheError MetricsCacheIOError MetricsCachePyYamlError",
     },
     "ts.metrics.metric_cache_yaml_impl": {"tsx_runtime.worker.handler_api.ts_objects": "MetricsCacheYamlImpl"},
-    "ts.metrics.metric_encoder": {"tsx_runtime.worker.handler_api.ts_objects": "MetricEncoder"},
     "ts.metrics.metric_type_enum": {"tsx_runtime.worker.handler_api.metrics": "MetricTypes"},
-    "ts.metrics.metrics_store": {"tsx_runtime.worker.handler_api.ts_objects": "MetricsStore"},
     "ts.metrics.process_memory_metric": {"tsx_runtime.worker.handler_api.utils": "check_process_mem_usage get_cpu_usage"},
-    "ts.metrics.unit": {"tsx_runtime.worker.handler_api.ts_objects": "Units"},
+    "ts.metrics.unit": {"tsx_runtime.worker.handler_api.metrics": "Units"},
     "ts.protocol.otf_message_handler": {"tsx_runtime.worker.codecs.streaming": "send_intermediate_predict_response"},
     "ts.service": {
         "tsx_runtime.worker.exceptions": "PredictionException",
@@ -62,7 +50,6 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "ts.torch_handler.base_handler": {
         "tsx_runtime.worker.handlers.base": "BaseHandler",
-        "tsx_runtime.worker.handlers.models.model_files": "setup_ort_session",
         "tsx_runtime.worker.handler_api.ts_objects": (
             "IPEX_AVAILABLE ONNX_AVAILABLE PROFILER_AVAILABLE PT230_AVAILABLE PT2_AVAILABLE XLA_AVAILABLE"
         ),
@@ -74,7 +61,6 @@ NAMES: dict[str, dict[str, str]] = {
         "tsx_runtime.worker.handler_api.loader": "list_classes_from_module=classes_of",
     },
     "ts.torch_handler.distributed.base_deepspeed_handler": {"tsx_runtime.worker.handlers.deepspeed": "BaseDeepSpeedHandler"},
-    "ts.torch_handler.distributed.base_pippy_handler": {"tsx_runtime.worker.handlers.pippy": "BasePippyHandler"},
     "ts.torch_handler.image_classifier": {"tsx_runtime.worker.handlers.image_classifier": "ImageClassifier"},
     "ts.torch_handler.image_segmenter": {"tsx_runtime.worker.handlers.image_segmenter": "ImageSegmenter"},
     "ts.torch_handler.object_detector": {"tsx_runtime.worker.handlers.object_detector": "ObjectDetector"},
@@ -88,45 +74,49 @@ NAMES: dict[str, dict[str, str]] = {
         "tsx_runtime.worker.handlers.text": "TextHandler",
         "tsx_runtime.worker.handlers.steps.text_cleaning": "CLEANUP_REGEX",
     },
-    "ts.torch_handler.trt_llm_handler": {"tsx_runtime.worker.handlers.language_models": "TRTLLMHandler"},
     "ts.torch_handler.unit_tests.test_utils.mock_context": {"tsx_runtime.worker.handler_api.testing": "MockContext"},
     "ts.torch_handler.unit_tests.test_utils.model_dir": {"tsx_runtime.worker.handler_api.testing": "copy_files download_model"},
     "ts.torch_handler.vision_handler": {"tsx_runtime.worker.handlers.vision": "VisionHandler"},
-    "ts.torch_handler.vllm_handler": {"tsx_runtime.worker.handlers.language_models": "VLLMHandler"},
-    "ts.utils.hf_utils": {"tsx_runtime.worker.handler_api.ts_objects": "download_model"},
     "ts.utils.util": {
         "tsx_runtime.worker.exceptions": "PredictionException",
         "tsx_runtime.worker.handler_api.utils": "check_valid_pt2_backend get_yaml_config",
         "tsx_runtime.worker.handlers.steps.text_cleaning": "CLEANUP_REGEX",
         "tsx_runtime.worker.handlers.steps.labels": "load_label_mapping map_class_to_label",
         "tsx_runtime.worker.handler_api.loader": "list_classes_from_module=classes_of",
-        "tsx_runtime.worker.handler_api.ts_objects": "PT2Backend deprecated",
+        "tsx_runtime.worker.handler_api.ts_objects": "PT2Backend",
     },
     "ts.version": {"tsx_runtime.version": "__version__=TORCHSERVE_VERSION"},
 }
-WITHOUT_SERVER = "test a handler with MockContext, or a server with tsx_runtime.testing"
-# A module or name of `ts` that tsx does not include, and what to use instead.
-INSTEAD = {
-    "ts.arg_parser": "use the command `torchserve` or `ts.launcher.start`",
-    "ts.async_service": "declare `async def handle` and set `asyncCommunication: true`",
-    "ts.handler_utils.micro_batching.WorkerThread": "MicroBatching has its own threads",
-    "ts.handler_utils.micro_batching.execute_call": "MicroBatching has its own threads",
-    "ts.launcher.PrintTillTheEnd": "`ts.launcher.start` returns a queue of the server's lines",
-    "ts.launcher.Tee": "`ts.launcher.start` returns a queue of the server's lines",
-    "ts.llm_launcher": "use `tsx serve DIRECTORY` or `tsx serve hf://ORG/MODEL`",
-    "ts.metrics.metric_collector": "read /metrics, or write a program for `system_metrics_cmd`",
-    "ts.metrics.system_metrics": "read /metrics, or write a program for `system_metrics_cmd`",
-    "ts.model_loader": WITHOUT_SERVER,
-    "ts.model_server": "use the command `torchserve` or `ts.launcher.start`",
-    "ts.model_service": "derive from ts.torch_handler.base_handler.BaseHandler",
-    "ts.model_service_worker": WITHOUT_SERVER,
-    "ts.protocol.otf_message_handler": WITHOUT_SERVER,
-    "ts.service.Service": WITHOUT_SERVER,
-    "ts.torch_handler.contractions": "use `TextHandler._expand_contractions`",
-    "ts.torch_handler.text_handler.CONTRACTIONS_PATTERN": "use `TextHandler._expand_contractions`",
-    "ts.torch_handler.unit_tests": WITHOUT_SERVER,
-    "ts.utils.setup_model_venv": "set `useVenv: true` in model-config.yaml",
-    "ts.utils.timeit_decorator": "use ts.handler_utils.timer.timed",
+# What to use instead of modules and names of `ts` that tsx does not include.
+HINTS = {
+    "use the command `torchserve` or `ts.launcher.start`": "ts.arg_parser ts.model_server",
+    "declare `async def handle` and set `asyncCommunication: true`": "ts.async_service",
+    "`get_ds_engine` lists the files of `model_path`": "ts.handler_utils.distributed.deepspeed.create_checkpoints_json",
+    (
+        "PiPPy is discontinued and does not run on torch 2.6; split the model with "
+        "torch.distributed.pipelining, or distribute its layers with accelerate's `device_map`"
+    ): "ts.handler_utils.distributed.pt_pippy ts.torch_handler.distributed.base_pippy_handler",
+    "MicroBatching has its own threads": "ts.handler_utils.micro_batching.WorkerThread ts.handler_utils.micro_batching.execute_call",
+    "derive from ts.torch_handler.dali_image_classifier.DALIHandler": "ts.handler_utils.preprocess",
+    "use `TextHandler._tokenize`": "ts.handler_utils.text_utils.get_tokenizer",
+    "`ts.launcher.start` returns a queue of the server's lines": "ts.launcher.PrintTillTheEnd ts.launcher.Tee",
+    "use `tsx serve DIRECTORY` or `tsx serve hf://ORG/MODEL`": "ts.llm_launcher",
+    "use ts.metrics.caching_metric.CachingMetric": "ts.metrics.metric_abstract",
+    "use `context.metrics`, or MetricsCacheYamlImpl in a test": "ts.metrics.metric_cache_abstract ts.metrics.metrics_store",
+    "read /metrics, or write a program for `system_metrics_cmd`": "ts.metrics.metric_collector ts.metrics.system_metrics",
+    "encode `metric.to_dict()`": "ts.metrics.metric_encoder",
+    "test a handler with MockContext, or a server with tsx_runtime.testing": (
+        "ts.model_loader ts.model_service_worker ts.protocol.otf_message_handler ts.service.Service ts.torch_handler.unit_tests"
+    ),
+    "derive from ts.torch_handler.base_handler.BaseHandler": "ts.model_service",
+    "`BaseHandler` loads ONNX files itself": "ts.torch_handler.base_handler.setup_ort_session",
+    "use `TextHandler._expand_contractions`": "ts.torch_handler.contractions ts.torch_handler.text_handler.CONTRACTIONS_PATTERN",
+    "`trtllm-serve` has the same OpenAI routes": "ts.torch_handler.trt_llm_handler",
+    "use `tsx serve DIRECTORY`, with `huggingface: {engine: vllm}` in model-config.yaml": "ts.torch_handler.vllm_handler",
+    "use huggingface_hub.snapshot_download": "ts.utils.hf_utils",
+    "set `useVenv: true` in model-config.yaml": "ts.utils.setup_model_venv",
+    "use ts.handler_utils.timer.timed": "ts.utils.timeit_decorator",
+    "use warnings.warn": "ts.utils.util.deprecated",
 }
 # What tsx leaves out of modules that it includes in part. Any other name is an AttributeError, which
 # pickle expects: it asks all modules for the name of a function.
@@ -135,6 +125,7 @@ EXCLUDED = {
     "create_predict_response encode_response_headers int_size retrieve_msg",
     "ts.torch_handler.unit_tests.test_utils.model_dir": "REPO_DIR",
 }
+INSTEAD = {name: hint for hint, names in HINTS.items() for name in names.split()}
 PACKAGES = {package for name in NAMES for package in accumulate(name.split(".")[:-1], "{}.{}".format)}
 
 

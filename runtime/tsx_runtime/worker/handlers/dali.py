@@ -30,7 +30,23 @@ class DALIHandler(BaseHandler):
 
     def initialize(self, context: Context) -> None:
         super().initialize(context)
-        self.pipe = get_dali_pipeline(context)
+        settings = context.model_yaml_config.get("dali")
+        if not isinstance(settings, dict) or not settings.get("pipeline_file"):
+            raise LoadError("The handler prepares images by DALI, but model-config.yaml does not say `dali: {pipeline_file: FILE}`.")
+        path = Path(context.system_properties["model_dir"]) / str(settings["pipeline_file"])
+        if not path.is_file():
+            raise LoadError(f"DALI's pipeline {path.name} is not in the archive. Add it with --extra-files.")
+        own_file(path, Path(context.system_properties["model_dir"]))
+        try:
+            from nvidia.dali.pipeline import Pipeline  # not one of tsx's dependencies: there is a build for each release of CUDA
+        except ModuleNotFoundError as error:
+            raise LoadError("The handler prepares images by DALI, which is not installed here: pip install nvidia-dali-cuda120") from error
+        batch_size = settings.get("batch_size") or context.system_properties["batch_size"]
+        known = {name: settings[name] for name in ("num_threads", "device_id", "seed") if name in settings}
+        try:
+            self.pipe = Pipeline.deserialize(filename=str(path), batch_size=batch_size, prefetch_queue_depth=1, **known)
+        except (RuntimeError, ValueError, TypeError) as error:  # what DALI raises for what it cannot read
+            raise LoadError(f"DALI cannot read the pipeline {path.name}: {in_words(error)}") from error
 
     @timed
     def preprocess(self, data: Any) -> Any:
@@ -49,27 +65,6 @@ class DALIHandler(BaseHandler):
 
 class DALIImageClassifier(DALIHandler, ImageClassifier):
     """The likeliest classes, as `ImageClassifier` gives them."""
-
-
-def get_dali_pipeline(ctx: Context) -> Any:
-    """Return the pipeline that `dali` of model-config.yaml names. Raises LoadError."""
-    settings = ctx.model_yaml_config.get("dali")
-    if not isinstance(settings, dict) or not settings.get("pipeline_file"):
-        raise LoadError("The handler prepares images by DALI, but model-config.yaml does not say `dali: {pipeline_file: FILE}`.")
-    path = Path(ctx.system_properties["model_dir"]) / str(settings["pipeline_file"])
-    if not path.is_file():
-        raise LoadError(f"DALI's pipeline {path.name} is not in the archive. Add it with --extra-files.")
-    own_file(path, Path(ctx.system_properties["model_dir"]))
-    try:
-        from nvidia.dali.pipeline import Pipeline  # not one of tsx's dependencies: there is a build for each release of CUDA
-    except ModuleNotFoundError as error:
-        raise LoadError("The handler prepares images by DALI, which is not installed here: pip install nvidia-dali-cuda120") from error
-    batch_size = settings.get("batch_size") or ctx.system_properties["batch_size"]
-    known = {name: settings[name] for name in ("num_threads", "device_id", "seed") if name in settings}
-    try:
-        return Pipeline.deserialize(filename=str(path), batch_size=batch_size, prefetch_queue_depth=1, **known)
-    except (RuntimeError, ValueError, TypeError) as error:  # what DALI raises for what it cannot read
-        raise LoadError(f"DALI cannot read the pipeline {path.name}: {in_words(error)}") from error
 
 
 def _tensor(entry: Any) -> torch.Tensor:

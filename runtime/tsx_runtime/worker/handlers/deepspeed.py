@@ -1,7 +1,8 @@
 """Models that DeepSpeed distributes over the processes of one worker. https://deepspeed.readthedocs.io/en/latest/inference-init.html
 
 `deepspeed: {config: FILE, checkpoint: FILE}` of model-config.yaml names two JSON files of the archive: what `init_inference` is given,
-and, where the model is built without weights, what its checkpoint is.
+and, where the model is built without weights, what its checkpoint is. With `handler: {model_path: DIRECTORY}` the checkpoint is the
+files of weights in that directory instead.
 """
 
 from __future__ import annotations
@@ -31,13 +32,6 @@ class BaseDeepSpeedHandler(BaseHandler):
             torch.cuda.set_device(self.device)
 
 
-def create_checkpoints_json(model_path: str, checkpoints_json: str) -> None:
-    """Write the JSON file that lists a model's files of weights for DeepSpeed's `checkpoint`."""
-    weights = [str(path) for path in Path(model_path).rglob("*") if path.suffix in (".bin", ".pt") and path.is_file()]
-    checkpoint = {"type": "ds_model", "checkpoints": weights, "version": 1.0}
-    Path(checkpoints_json).write_text(json.dumps(checkpoint), encoding="utf-8")
-
-
 def get_ds_engine(model: Any, ctx: Context) -> Any:
     """DeepSpeed's inference engine around `model`, which can be called as the model can."""
     settings = ctx.model_yaml_config.get("deepspeed")
@@ -45,7 +39,11 @@ def get_ds_engine(model: Any, ctx: Context) -> Any:
         raise LoadError("The model asks for DeepSpeed, but model-config.yaml does not say `deepspeed: {config: FILE}`.")
     directory = Path(ctx.system_properties["model_dir"])
     config = _read_json(own_file(directory / str(settings["config"]), directory))
-    if settings.get("checkpoint"):
+    model_path = (ctx.model_yaml_config.get("handler") or {}).get("model_path")
+    if settings.get("checkpoint") and model_path:
+        weights = [str(path) for path in Path(model_path).rglob("*.bin")]
+        config |= {"base_dir": str(model_path), "checkpoint": {"type": "ds_model", "version": 1.0, "checkpoints": weights}}
+    elif settings.get("checkpoint"):
         config["checkpoint"] = str(own_file(_existing(directory / str(settings["checkpoint"])), directory))
     try:
         import deepspeed  # not one of tsx's dependencies: it needs CUDA's compiler where it is installed

@@ -44,7 +44,7 @@ MOST_LOGPROBS = 20
 MOST_BIASES = 300
 
 Choices: TypeAlias = Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None
-Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)] | None
+Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
 TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=MOST_TOKENS, strict=False)]  # as the key of an object, a text
 Logprobs: TypeAlias = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None
 
@@ -79,8 +79,8 @@ class TextRequest(OpenAIRequest):
     top_k: Annotated[int, Field(ge=-1, le=MOST_TOKENS)] | None = None
     seed: Seed = None
     stop: Stops[str] | None = None
-    frequency_penalty: Penalty = None
-    presence_penalty: Penalty = None
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     logit_bias: Annotated[dict[TokenId, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=MOST_BIASES)] | None = None
 
@@ -97,8 +97,8 @@ class TextRequest(OpenAIRequest):
             top_k=self.top_k if self.top_k is None else max(self.top_k, 0),  # -1 is vLLM's word for all
             seed=self.seed,
             stop=tuple(stop for stop in self.stop or () if stop),
-            frequency_penalty=self.frequency_penalty or 0.0,
-            presence_penalty=self.presence_penalty or 0.0,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias,
             adapter=adapter,

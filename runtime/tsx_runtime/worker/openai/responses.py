@@ -21,12 +21,15 @@ def _messages(given: Any) -> Any:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
         return given
-    kinds = [item.get("type", "message") if isinstance(item, dict) else "message" for item in given]
-    for index, kind in enumerate(kinds):
-        if kind not in ("message", "reasoning"):
+    messages = []
+    for index, item in enumerate(given):
+        kind = item.get("type", "message") if isinstance(item, dict) else "message"
+        if kind == "message":
+            messages.append(item)
+        elif kind != "reasoning":
             text = f"The field 'input[{index}]' is of type {shown(kind)}, which is not supported here. Send messages of text only"
             raise RefusedField(f"{text}; /v1/chat/completions takes tool calls.", f"input[{index}]", code="invalid_value")
-    return [item for item, kind in zip(given, kinds, strict=True) if kind == "message"]
+    return messages
 
 
 Input = Annotated[list[Message], BeforeValidator(_messages), Field(min_length=1)]

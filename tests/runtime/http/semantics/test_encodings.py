@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_runtime.errors import BadRequest, PayloadTooLarge, TsxError, UnsupportedEncoding
-from tsx_runtime.http.semantics.encodings import INPUT, SLICE, Decompressed
+from tsx_runtime.http.semantics.encodings import INPUT, SLICE, decompress
 from tsx_runtime.http.semantics.errors import fault
 from tsx_runtime.http.semantics.messages import HEADER_NAMES, ClientGone, Message, read_body, rest_of
 
@@ -108,7 +108,7 @@ def test_a_bomb_ends_at_the_limit_in_slices() -> None:
     sizes: list[int] = []
 
     async def watched() -> None:
-        receive = Decompressed(Sender(bomb).receive, 31)
+        receive = decompress(Sender(bomb).receive, 31).__anext__
 
         async def taken() -> Message:
             message = await receive()

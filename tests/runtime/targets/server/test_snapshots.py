@@ -261,9 +261,10 @@ def test_a_default_version_that_came_by_a_rollout_or_a_rollback_is_kept(tmp_path
 
 def test_two_changes_of_one_millisecond_have_files_of_their_own_and_old_ones_go(tmp_path: Path) -> None:
     snapshots = Snapshots(tmp_path, {}, None, clock=lambda: 1700000000.5)
+    registry = Registry(Settings())
     for _ in range(KEPT + 5):
-        snapshots.write("snapshot", [])
-    snapshots.write("shutdown", [])
+        snapshots.write("snapshot", registry)
+    snapshots.write("shutdown", registry)
     assert len(kinds(tmp_path)) == KEPT + 1
     last = last_snapshot(tmp_path)
     assert last is not None
@@ -279,7 +280,7 @@ def test_the_last_is_the_one_whose_name_is_of_the_latest_time(tmp_path: Path) ->
 
 def test_a_place_that_cannot_be_written_fails_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
-    Snapshots(tmp_path / "file" / "config", {}, None).write("startup", [])
+    Snapshots(tmp_path / "file" / "config", {}, None).write("startup", Registry(Settings()))
     assert "no snapshot was written" in caplog.text
 
 
@@ -320,7 +321,7 @@ def test_a_snapshot_without_a_file_is_named() -> None:
 @pytest.mark.parametrize("what", ["directory", "file", "link"])
 def test_a_snapshot_that_another_user_could_have_written_starts_no_server(tmp_path: Path, what: str) -> None:
     place = tmp_path / "config"
-    Snapshots(place, {}, None).write("startup", [])
+    Snapshots(place, {}, None).write("startup", Registry(Settings()))
     last = snapshot_to_start_from(place)
     assert last is not None
     if what == "link":
@@ -345,17 +346,17 @@ def test_a_damaged_snapshot_is_no_start_without_models(tmp_path: Path, content: 
 
 def test_where_others_can_write_no_snapshot_is_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tmp_path.chmod(0o777)
-    Snapshots(tmp_path, {}, None).write("startup", [])
+    Snapshots(tmp_path, {}, None).write("startup", Registry(Settings()))
     assert list(tmp_path.iterdir()) == []
     assert "no snapshot was written" in caplog.text
 
 
 def test_a_link_in_the_place_of_a_snapshot_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    Snapshots(tmp_path, {}, None, clock=lambda: 1e9).write("startup", [])
+    Snapshots(tmp_path, {}, None, clock=lambda: 1e9).write("startup", Registry(Settings()))
     written = last_snapshot(tmp_path)
     assert written is not None
     written.unlink()
     written.symlink_to(tmp_path / "victim")
     (tmp_path / "victim").touch()
-    Snapshots(tmp_path, {}, None, clock=lambda: 1e9 - 1).write("startup", [])
+    Snapshots(tmp_path, {}, None, clock=lambda: 1e9 - 1).write("startup", Registry(Settings()))
     assert (tmp_path / "victim").read_bytes() == b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,13 +62,15 @@ class PenalizedBatch:
 
     def __init__(self, samplings: list[Sampling], prompts: list[list[int]]) -> None:
         self.sampler = Sampler([])
-        self.samplings = samplings
-        self.sampler.penalized = {str(index): PenalizedSequence(each) for index, each in enumerate(samplings) if each.changes_scores}
         self.states = [
             SimpleNamespace(
-                logit_processor_kwargs={}, position_offset=len(prompt), request_id=str(index), initial_tokens=prompt, _true_initial_tokens=0
+                logit_processor_kwargs=sampling_arguments(sampling, 0),
+                position_offset=len(prompt),
+                request_id=str(index),
+                initial_tokens=prompt,
+                _true_initial_tokens=0,
             )
-            for index, prompt in enumerate(prompts)
+            for index, (sampling, prompt) in enumerate(zip(samplings, prompts, strict=True))
         ]
 
     def step(self, last: list[int], scores: torch.Tensor, at: int = 0) -> torch.Tensor:
@@ -129,10 +132,9 @@ def test_a_sequence_that_begins_anew_counts_what_it_had_generated() -> None:
     scores = torch.arange(12.0)[None] - 6
     for step, last in enumerate((2, 5, 5)):
         batch.step([last], scores, step)
+    batch.states[0] = copy.deepcopy(batch.states[0])
     batch.states[0].initial_tokens, batch.states[0]._true_initial_tokens = [1, 2, 5, 5], 2
     assert torch.equal(batch.step([5], scores)[0], expected_scores(scores[0], sampling, [1, 2], [5, 5]))
-    batch.sampler.forget(["0"])
-    assert not batch.sampler.penalized
 
 
 def test_a_sequence_with_penalties_keeps_nothing_as_large_as_the_vocabulary() -> None:
@@ -144,7 +146,6 @@ def test_a_sequence_with_penalties_keeps_nothing_as_large_as_the_vocabulary() ->
 
 def test_without_penalties_scores_stay_the_same_tensor() -> None:
     batch = PenalizedBatch([Sampling(temperature=0.0, repetition_penalty=1.0, logit_bias={})], [[1]])
-    batch.states[0].logit_processor_kwargs = sampling_arguments(Sampling(temperature=0.0), 0)
     scores = torch.zeros(1, 12)
     assert batch.step([1], scores) is scores
 

@@ -158,7 +158,6 @@ def test_penalties_and_biases_are_those_of_generate_alone_and_beside_others(
     found = run(together())
     assert found[: len(requests)] == expected
     assert found[len(requests) :: 2] == wanted
-    assert not engine._lanes[None].sampler.penalized
 
 
 @small_pages

@@ -160,11 +160,14 @@ def test_a_metric_needs_a_name(metrics: Metrics, name: Any) -> None:
         metrics.add_counter(name, 1)
 
 
-def test_a_metric_made_by_hand_keeps_its_parts() -> None:
-    metric = Metric("n", 1, "ms", [Dimension("a", 1)], "id", "counter")
+def test_a_metric_made_by_hand_is_a_line_of_torchserves_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "host")
+    monkeypatch.setattr("time.time", lambda: 1717105307.5)
+    metric = Metric("n", 1, "ms", [Dimension("a", 1), Dimension("b", 2)], "id", "counter")
     metric.update(2)
-    assert str(metric) == "n.ms:3|#a:1"
-    assert metric.to_dict()["Dimensions"] == [{"Name": "a", "Value": "1"}]
+    assert str(metric) == "n.Milliseconds:3|#a:1,b:2|#hostname:host,1717105307,id"
+    assert str(Metric("n", 1, "own", [])) == "n.own:1|#|#hostname:host,1717105307"
+    assert metric.to_dict()["Dimensions"] == [{"Name": "a", "Value": "1"}, {"Name": "b", "Value": "2"}]
 
 
 def test_values_that_no_answer_takes_along_do_not_pile_up(metrics: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:

@@ -19,7 +19,6 @@ from tests.support.torchserve_names import names
 from tsx_runtime.worker.handler_api import ts_shim
 from tsx_runtime.worker.handler_api.testing import copy_files, download_model
 from tsx_runtime.worker.handler_api.utils import check_process_mem_usage, emit_metrics, get_yaml_config, import_class
-from tsx_runtime.worker.handlers.deepspeed import create_checkpoints_json
 
 ROOT = Path(__file__).parents[4]
 SHIMS = ROOT / "packages" / "tsx-serve-torchserve-shims" / "src"
@@ -34,6 +33,7 @@ ALSO = {  # Names that modules of TorchServe import, and users import from there
     "ts.torch_handler.unit_tests.test_utils.model_dir": ["copy_files", "download_model"],
     "ts.version": ["__version__"],
 }
+PARTS = "workflow_archiver.manifest_components"
 NAMES = {
     module: sorted([*(name for name in MODULES.get(module, []) if not ts_shim.instead(f"{module}.{name}")), *ALSO.get(module, [])])
     for module in ts_shim.NAMES
@@ -97,10 +97,11 @@ def test_every_public_name_of_torchserve_is_included_or_says_what_to_use_instead
     all_names = [f"{module}.{name}" for module in MODULES for name in MODULES[module]]
     included = {f"{module}.{name}" for module in ALSO for name in ALSO[module]}
     hints = {name: hint for name in all_names if name not in included and (hint := ts_shim.instead(name))}
-    assert refused.keys() == hints.keys()
-    assert all(hint in refused[name] for name, hint in hints.items())
+    parts = [f"{module}.{name}" for module, listed in names().items() for name in listed if module.startswith(PARTS)]
+    assert refused.keys() == {*hints, *parts}
+    assert all(hint in refused[name] for name, hint in [*hints.items(), *((part, "generate_manifest_json") for part in parts)])
     documented = (ROOT / "docs" / "torchserve.md").read_text(encoding="utf-8")
-    assert [name for name in ts_shim.INSTEAD if f"`{name}`" not in documented] == []
+    assert [name for name in [*ts_shim.INSTEAD, PARTS] if f"`{name}`" not in documented] == []
 
 
 def test_a_private_name_is_no_import_error() -> None:
@@ -194,23 +195,17 @@ def test_a_model_for_a_unit_test_is_downloaded_as_model_pt(tmp_path: Path) -> No
         download_model("file:///etc/hosts", tmp_path)
 
 
-def test_what_needs_pippy_says_what_became_of_it(start_worker: StartWorker) -> None:
-    worker = start_worker("""
-        from ts.torch_handler.distributed.base_pippy_handler import BasePippyHandler
-        class Big(BasePippyHandler): pass
-    """)
-    assert "torch.distributed.pipelining" in worker.report["message"]
-
-
 DEEPSPEED = """
 import json
 
 def init_inference(model, config):
-    return lambda x: json.dumps([model(x), config["dtype"], config.get("checkpoint", "").rpartition("/")[2]])
+    checkpoint = config.get("checkpoint", "")
+    shown = checkpoint if isinstance(checkpoint, dict) else checkpoint.rpartition("/")[2]
+    return lambda x: json.dumps([model(x), config["dtype"], config.get("base_dir"), shown])
 """
 
 
-def test_deepspeed_gets_the_model_and_what_the_archive_says(start_worker: StartWorker) -> None:
+def test_deepspeed_gets_the_model_and_what_the_archive_says(start_worker: StartWorker, tmp_path: Path) -> None:
     source = """
         from ts.handler_utils.distributed.deepspeed import get_ds_engine
         from ts.torch_handler.distributed.base_deepspeed_handler import BaseDeepSpeedHandler
@@ -225,31 +220,17 @@ def test_deepspeed_gets_the_model_and_what_the_archive_says(start_worker: StartW
     config = {"deepspeed": {"config": "ds.json", "checkpoint": "weights.json"}}
     worker = start_worker(source, files={**files, "deepspeed.py": DEEPSPEED}, model_config=config)
     assert worker.loaded, worker.report
-    assert json.loads(worker.ask(b"")[0].body) == [2, "fp16", "weights.json"]
+    assert json.loads(worker.ask(b"")[0].body) == [2, "fp16", None, "weights.json"]
+    (tmp_path / "parts").mkdir()
+    for file in ("a.bin", "parts/b.bin", "config.json"):
+        (tmp_path / file).touch()
+    checkpoint = {"deepspeed": {"config": "ds.json", "checkpoint": "made.json"}, "handler": {"model_path": str(tmp_path)}}
+    worker = start_worker(source, files={**files, "deepspeed.py": DEEPSPEED}, model_config=checkpoint)
+    *_, base_dir, listed = json.loads(worker.ask(b"")[0].body)
+    assert sorted(listed.pop("checkpoints")) == [str(tmp_path / "a.bin"), str(tmp_path / "parts" / "b.bin")]
+    assert (base_dir, listed) == (str(tmp_path), {"type": "ds_model", "version": 1.0})
     outside = {"deepspeed": {"config": "ds.json", "checkpoint": "../../../../../../../../../etc/passwd"}}
     assert "etc/passwd' is refused" in start_worker(source, files=files, model_config=outside).report["message"]
     for wrong, said in (({}, "does not say"), ({"deepspeed": {"config": "no.json"}}, "no.json"), (config, "pip install deepspeed")):
         worker = start_worker("import sys\nsys.modules['deepspeed'] = None\n" + textwrap.dedent(source), files=files, model_config=wrong)
         assert said in worker.report["message"]
-
-
-@pytest.mark.parametrize(
-    ("module", "name", "advice"),
-    [("vllm_handler", "VLLMHandler", "engine: vllm"), ("trt_llm_handler", "TRTLLMHandler", "trtllm-serve")],
-)
-def test_a_handler_of_an_engine_for_language_models_says_how_tsx_runs_them(
-    start_worker: StartWorker, module: str, name: str, advice: str
-) -> None:
-    worker = start_worker(f"from ts.torch_handler.{module} import {name}\nclass Chat({name}): pass\n")
-    assert f"tsx does not include TorchServe's {name}" in worker.report["message"]
-    assert advice in worker.report["message"]
-
-
-def test_checkpoints_for_deepspeed_are_listed(tmp_path: Path) -> None:
-    (tmp_path / "parts").mkdir()
-    for file in ("a.bin", "parts/b.pt", "config.json"):
-        (tmp_path / file).touch()
-    create_checkpoints_json(str(tmp_path), str(tmp_path / "checkpoints.json"))
-    listed = json.loads((tmp_path / "checkpoints.json").read_bytes())
-    assert sorted(listed.pop("checkpoints")) == [str(tmp_path / "a.bin"), str(tmp_path / "parts" / "b.pt")]
-    assert listed == {"type": "ds_model", "version": 1.0}

@@ -126,16 +126,14 @@ def test_a_handler_may_call_an_onnx_session_itself(start_worker: StartWorker, on
     worker = start_worker(
         """
         import numpy as np
-        from ts.torch_handler.base_handler import BaseHandler, setup_ort_session
+        from ts.torch_handler.base_handler import BaseHandler
 
         class Own(BaseHandler):
             def handle(self, data, context):
                 feed = {self.model.get_inputs()[0].name: np.zeros((len(data), 3), np.float32)}
                 options = self.model.get_session_options()
                 assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
-                answers = self.model.run(None, feed)[0]
-                assert np.array_equal(setup_ort_session("model.onnx", "cpu").run(None, feed)[0], answers)
-                return answers.tolist()
+                return self.model.run(None, feed)[0].tolist()
         """,
         files={"model.onnx": onnx_bytes},
         model={"serializedFile": "model.onnx"},

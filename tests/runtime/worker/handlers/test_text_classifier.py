@@ -14,7 +14,6 @@ import torch
 from tests.runtime.worker.conftest import Request, StartWorker, Worker
 from tsx_runtime.worker.handlers.steps.text_cleaning import (
     expand_contractions,
-    get_tokenizer,
     ngrams_iterator,
     remove_accents,
     remove_html_tags,
@@ -156,16 +155,6 @@ def test_a_vocabulary_that_is_missing_is_named(start_worker: StartWorker) -> Non
 )
 def test_each_step_of_cleaning_does_what_torchserves_does(step: Any, text: str, result: Any) -> None:
     assert step(text) == result
-
-
-def test_a_tokenizer_is_found_by_its_name() -> None:
-    assert get_tokenizer("basic_english")("A b.") == ["a", "b", "."]
-    assert get_tokenizer(None)("A b.") == ["A", "b."]
-    assert get_tokenizer(list)("ab") == ["a", "b"]
-    with pytest.raises(ValueError, match="no tokenizer 'moses'"):
-        get_tokenizer("moses")
-    with pytest.raises(ValueError, match="language 'de'"):
-        get_tokenizer("basic_english", "de")
 
 
 def test_runs_of_words_come_by_length() -> None:

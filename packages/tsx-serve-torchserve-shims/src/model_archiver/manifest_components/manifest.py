@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from typing import Any
 
 from model_archiver.manifest_components.model import Model
 from tsx_archiver.packing import created_on
@@ -23,15 +22,10 @@ class Manifest:
     """The content of a MANIFEST.json, as `manifest_dict`; its text is JSON."""
 
     def __init__(self, runtime: str, model: Model) -> None:
-        self.runtime = RuntimeType(runtime)
-        self.model = model
-        self.manifest_dict = self.__to_dict__()
-
-    def __to_dict__(self) -> dict[str, Any]:
-        return {
+        self.manifest_dict = {
             "createdOn": created_on(),
-            "runtime": self.runtime.value,
-            "model": self.model.model_dict,
+            "runtime": RuntimeType(runtime).value,
+            "model": model.model_dict,
             "archiverVersion": ARCHIVER_VERSION,
         }
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, fields
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 
-@dataclass(repr=False)
-class Model:
+class Model(NamedTuple):
     """A model's name, version and files, without the directories of the files."""
 
     model_name: str
@@ -25,15 +23,9 @@ class Model:
     @property
     def model_dict(self) -> dict[str, Any]:
         """The entry as it stands in a manifest."""
-        return self.__to_dict__()
-
-    def __to_dict__(self) -> dict[str, Any]:
-        entries = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            re.sub("_(.)", lambda match: match[1].upper(), name): PurePath(value).name if "file" in name or name == "handler" else value
-            for name, value in entries.items()
-            if value
-        }
+        entries = {re.sub("_(.)", lambda match: match[1].upper(), name): value for name, value in self._asdict().items() if value}
+        files = (name for name in entries if "File" in name or name == "handler")
+        return entries | {name: PurePath(entries[name]).name for name in files}
 
     def __repr__(self) -> str:
         return json.dumps(self.model_dict)

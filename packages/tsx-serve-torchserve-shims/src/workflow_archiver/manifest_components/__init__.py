@@ -1,1 +1,7 @@
-"""The parts of MANIFEST.json, for scripts that read or write one."""
+"""The parts of a workflow's MANIFEST.json, which tsx makes itself."""
+
+raise ModuleNotFoundError(
+    "tsx does not include TorchServe's module 'workflow_archiver.manifest_components': "
+    "use workflow_archiver.workflow_packaging_utils.WorkflowExportUtils.generate_manifest_json",
+    name=__name__,
+)

@@ -138,11 +138,6 @@ def load_onnx(path: Path, device: torch.device) -> OnnxModel:
         raise LoadError(f"{path.name} cannot be loaded by onnxruntime: {_first_line(error)}") from error
 
 
-def setup_ort_session(model_pt_path: str, map_location: str) -> Any:
-    """Return the onnxruntime session of an ONNX file on the device `map_location`. Raises LoadError."""
-    return load_onnx(Path(model_pt_path), torch.device(map_location)).session
-
-
 def fixed_batch(program: torch.export.ExportedProgram) -> int | None:
     """The batch size that a program was exported for, where it takes one tensor and no other size of it."""
     names = program.graph_signature.user_inputs

@@ -47,32 +47,27 @@ def load_eager(
             )
         state = _of_checkpoint(state, weights.name)
 
-    def load(kind: type, origin: str) -> nn.Module:
-        model: nn.Module = kind(**init_args)
-        if state is not None and weights is not None:
-            fit_weights(model, state, weights, origin)
-        return model
-
     kinds = model_classes(model_file, class_name)
     if len(kinds) == 1:
         check_arguments(kinds[0], init_args, model_file.name)
-        return load(kinds[0], model_file.name)
     fitting, faults = [], []
-    for kind in kinds if weights is not None else ():
+    for kind in kinds:
         try:
-            fitting.append(load(kind, kind.__name__))
+            model: nn.Module = kind(**init_args)
+            if state is not None and weights is not None:
+                fit_weights(model, state, weights, model_file.name if len(kinds) == 1 else kind.__name__)
+            fitting.append(model)
         except Exception as error:  # the boundary to a user's code
+            if len(kinds) == 1:
+                raise
             faults.append(f"{kind.__name__}: {in_words(error)[:MAX_FAULT]}")
     names = ", ".join(type(model).__name__ for model in fitting)
     if len(fitting) == 1:
-        logger.info("of the classes in %s, the weights fit only %s", model_file.name, names)
+        logger.info("of %s, the model is made by %s", model_file.name, names)
         return fitting[0]
+    reason = f"the weights fit several ({names})" if fitting else f"the weights fit none of them ({'; '.join(faults)})"
     if weights is None:
         reason = "there are no weights to choose by"
-    elif fitting:
-        reason = f"the weights fit several ({names})"
-    else:
-        reason = f"the weights fit none of them ({'; '.join(faults)})"
     raise LoadError(
         f"The model file {model_file.name} defines several classes "
         f"({', '.join(kind.__name__ for kind in kinds)}), and {reason}. "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 CLEANUP_REGEX = re.compile(r"<.*?>|&([a-z0-9]+|#[0-9]{1,6}|#x[0-9a-f]{1,6});")  # a tag, or an entity
 
@@ -69,19 +68,6 @@ def tokenize(text: str) -> list[str]:
     """Split into words in lower case and the marks that end or part sentences; other quotation marks, colons and semicolons go."""
     text = re.sub(r"<br />|[;:]", " ", text.lower().replace('"', ""))
     return _TOKEN.findall(text)
-
-
-def get_tokenizer(tokenizer: Any, language: str = "en") -> Callable[[str], list[str]]:
-    """Return a function that splits a text: at blanks for None, as `tokenize` for "basic_english", or `tokenizer` itself.
-
-    Raises:
-        ValueError: There is no tokenizer of this name.
-    """
-    if tokenizer is None or callable(tokenizer):
-        return tokenizer or str.split
-    if (tokenizer, language) != ("basic_english", "en"):
-        raise ValueError(f"There is no tokenizer {tokenizer!r} for the language {language!r}: use 'basic_english', None or a function.")
-    return tokenize
 
 
 def ngrams_iterator(token_list: Iterable[str], ngrams: int) -> Iterator[str]:
