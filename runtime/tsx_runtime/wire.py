@@ -78,7 +78,7 @@ V2_HEADER = (b"x-tsx-protocol", b"v2")  # of a request to a route of the Open In
 V2_META = b"\r\n%b: %b\r\n" % V2_HEADER  # in the metadata of its requests
 OPENAI_HEADER = (b"x-tsx-protocol", b"openai")  # the same of a request to a route of OpenAI's API
 OPENAI_META = b"\r\n%b: %b\r\n" % OPENAI_HEADER
-NODE_HEADER = b"x-tsx-workflow-node"  # where a node stands that has an envelope: first, inner or last
+NODE_HEADER = b"x-tsx-workflow-node"  # the place of a node that has an envelope: first, inner or last
 TENSORS_HEAD = b"inference-header-content-length"  # the header of a body of tensors: bytes of the JSON before them
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

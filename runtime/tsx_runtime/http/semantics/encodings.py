@@ -11,7 +11,7 @@ from tsx_runtime.errors import BadRequest, UnsupportedEncoding
 
 SLICE = 256 << 10  # bytes that are decompressed at once: less than a millisecond of the event loop
 INPUT = 16 << 10  # bytes that are given to zlib at once, which copies what is behind each member
-SENDER_MORE = "tsx.sender_more"  # in a message: whether the sender may still be sending
+SENDER_MORE = "tsx.sender_more"  # A message has it: whether the sender may still be sending.
 _WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's `wbits`
 
 

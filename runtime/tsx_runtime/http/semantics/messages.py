@@ -66,8 +66,8 @@ async def read_body(
 ) -> bytes:
     """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes, `NoRoom`, and `ClientGone`.
 
-    A body with a Content-Encoding is decompressed, and the scope's headers become those of the result;
-    raises `UnsupportedEncoding`, and `BadRequest` for a body that is broken. `limit` is of the result.
+    A body with a Content-Encoding is decompressed, and the scope's headers become those of the
+    result, as `limit` is. Raises `UnsupportedEncoding`, and `BadRequest` for a broken body.
     `check` is called with each part, and may raise `PayloadTooLarge`. `setting`: the one that `limit` comes from.
     """
     announced, waits_for_go, codings = _announced(scope["headers"])
@@ -125,7 +125,7 @@ def rest_of(error: TsxError, receive: Receive) -> Receive | None:
 
 
 def _announced(headers: list[Pair]) -> tuple[int, bool, bytes]:
-    """What the headers say of the body: its length (0 where unknown), whether the sender waits for a go-ahead, and its encodings."""
+    """Return the body's length (0 if unknown), whether the sender waits for a go-ahead, and its encodings."""
     length, waits, codings = 0, False, b""
     for name, value in headers:
         if name == b"content-length":

@@ -39,7 +39,8 @@ class NextToken(NamedTuple):
 class PenalizedSequence:
     """A sequence whose scores change with its tokens, or by `logit_bias`.
 
-    `history`, of shape (3, vocabulary): how often each token was generated, how often it is in the prompt, and its bias.
+    `history`, of shape (3, vocabulary): how often each token was generated, how often it is in the
+    prompt, and its bias.
     """
 
     history: torch.Tensor
@@ -48,15 +49,15 @@ class PenalizedSequence:
         self.sampling = sampling
         self._position = 0
 
-    def __deepcopy__(self, memo: Any) -> PenalizedSequence:  # of transformers, when the sequence loses its cache
+    def __deepcopy__(self, memo: Any) -> PenalizedSequence:  # called when the sequence loses its cache
         return self
 
     def begin_step(self, row: NextToken, scores: torch.Tensor) -> bool:
-        """Check whether the token that the row continues is to be added. A step that is repeated has the same position."""
+        """Check whether the token that the row continues is new: a repeated step has the same position."""
         tokens, before, self._position = row.state.initial_tokens, self._position, row.position
         if row.position != len(tokens):
             return row.position > before
-        # The sequence begins, also anew after it lost its cache: then what it generated is part of the tokens.
+        # The sequence begins, also anew after it lost its cache: then the tokens include what it generated.
         prompt, vocabulary = row.state._true_initial_tokens or len(tokens), scores.shape[-1]
         bias = scores.new_zeros(vocabulary)
         if self.sampling.logit_bias:
@@ -87,8 +88,8 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: torch.Tensor) -> torch.Tensor:
         """Scores of shape (sequences, vocabulary), fp32; in those that come back, the next token of each sequence has the highest."""
-        given = super().__call__(input_ids, scores, logits_processor_args)
-        scores = self._penalize(input_ids, given)
+        model_scores = super().__call__(input_ids, scores, logits_processor_args)
+        scores = self._penalize(input_ids, model_scores)
         drawn = [(index, row) for index, row in enumerate(self.rows) if row.arguments["temperature"] > 0]
         if drawn:
             chosen_rows = _on(scores, [index for index, _ in drawn], torch.int64)
@@ -97,7 +98,7 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
             scores[chosen_rows, chosen] = 0.0
         for index, row in enumerate(self.rows):
             if (others := row.arguments["logprobs"]) >= 0:
-                logprobs = given[index].log_softmax(-1)
+                logprobs = model_scores[index].log_softmax(-1)
                 of_chosen = logprobs.gather(-1, scores[index].argmax(-1, keepdim=True))
                 self._logprobs[row.sequence][row.position] = of_chosen, logprobs.topk(min(others, len(logprobs)))
         return scores
@@ -113,7 +114,7 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
         histories[:, 0].scatter_add_(1, tokens[chosen_rows, None].long(), _on(scores, new, torch.float32))
         for (*_, sequence), history in zip(chosen, histories, strict=True):
             sequence.history = history
-        return scores.index_copy(0, chosen_rows, penalized(scores[chosen_rows], histories, [each.sampling for *_, each in chosen]))
+        return scores.index_copy(0, chosen_rows, penalized(scores[chosen_rows], histories, [sequence.sampling for *_, sequence in chosen]))
 
     def take_logprobs(self, sequence: str, position: int, token: int, finished: bool) -> TokenLogprob | None:
         """Of the token that follows so many tokens of the sequence, as the model gives them, without temperature and noise."""
@@ -190,12 +191,13 @@ def draw(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor:
 
 
 def penalized(scores: torch.Tensor, histories: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """Scores of shape (sequences, vocabulary). `histories`: (sequences, 3, vocabulary), see `PenalizedSequence`.
+    """Return scores of shape (sequences, vocabulary).
 
+    `histories`: (sequences, 3, vocabulary), see `PenalizedSequence`.
     The repetition penalty is that of https://arxiv.org/abs/1909.05858, the others are those of OpenAI's API.
     """
     generated, prompt, bias = histories.unbind(1)
-    penalties = [(each.repetition_penalty or 1.0, each.frequency_penalty, each.presence_penalty) for each in samplings]
+    penalties = [(row.repetition_penalty or 1.0, row.frequency_penalty, row.presence_penalty) for row in samplings]
     repetition, frequency, presence = _on(scores, penalties, torch.float32)[:, :, None].unbind(1)
     scores = scores + bias
     repeated = torch.where(scores < 0, scores * repetition, scores / repetition)
@@ -208,7 +210,7 @@ def _on(scores: torch.Tensor, values: list[Any], dtype: torch.dtype) -> torch.Te
 
 
 def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, Any]:
-    """What a request of the engine carries for the sampler; `seed` where it has none of its own."""
+    """Return what a request of the engine carries for the sampler; `seed` is for one without its own."""
     return {
         "temperature": float(sampling.temperature or 0),
         "top_k": min(sampling.top_k or 0, (1 << 31) - 1),
