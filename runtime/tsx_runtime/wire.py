@@ -78,7 +78,7 @@ V2_HEADER = (b"x-tsx-protocol", b"v2")  # of a request to a route of the Open In
 V2_META = b"\r\n%b: %b\r\n" % V2_HEADER  # in the metadata of its requests
 OPENAI_HEADER = (b"x-tsx-protocol", b"openai")  # the same of a request to a route of OpenAI's API
 OPENAI_META = b"\r\n%b: %b\r\n" % OPENAI_HEADER
-NODE_HEADER = b":workflow-node"  # "first", "inner" or "last"; no client can send this name
+NODE_HEADER = b":workflow-node"  # a node's place: first, inner or last; no client can send the name
 TENSORS_HEAD = b"inference-header-content-length"  # the header of a body of tensors: bytes of the JSON before them
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

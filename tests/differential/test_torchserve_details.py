@@ -66,7 +66,10 @@ class Server(NamedTuple):
         return dict(json.loads((self.directory / "key_file.json").read_bytes()))
 
     def ask(self, port: int, target: str, kind: str, method: str = "POST", body: bytes | None = b"x") -> bytes:
-        headers = {"Authorization": f"Bearer {self.keys()[kind]['key']}", "Content-Type": "text/plain"}
+        headers = {
+            "Authorization": f"Bearer {self.keys()[kind]['key']}",
+            "Content-Type": "text/plain",
+        }
         request = urllib.request.Request(f"http://127.0.0.1:{self.ports[port]}{target}", body, headers, method=method)
         with urllib.request.urlopen(request, timeout=ANSWER) as answer:
             return bytes(answer.read())
@@ -76,8 +79,17 @@ class Server(NamedTuple):
 
 
 def archive(path: Path, handler: str, config: str, **files: str) -> None:
-    model = {"modelName": path.stem, "modelVersion": "1.0", "handler": "handler.py", "configFile": "model-config.yaml"}
-    members = {"handler.py": handler, "model-config.yaml": f"minWorkers: 1\nmaxWorkers: 1\nmaxRetryTimeoutInSec: 1\n{config}", **files}
+    model = {
+        "modelName": path.stem,
+        "modelVersion": "1.0",
+        "handler": "handler.py",
+        "configFile": "model-config.yaml",
+    }
+    members = {
+        "handler.py": handler,
+        "model-config.yaml": f"minWorkers: 1\nmaxWorkers: 1\nmaxRetryTimeoutInSec: 1\n{config}",
+        **files,
+    }
     members["MAR-INF/MANIFEST.json"] = json.dumps({"runtime": "python", "model": model, "archiverVersion": "0.12.0"})
     with zipfile.ZipFile(path, "w") as packed:
         for member, text in members.items():
@@ -89,15 +101,40 @@ def running(command: list[str], directory: Path, store: Path, ports: list[int], 
     directory.mkdir()
     (directory / "config.properties").write_text(PROPERTIES.format(*ports))
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("TS_", "TSX_"))}
-    environment |= {"PATH": f"{path}{os.pathsep}{os.environ['PATH']}", "TEMP": str(directory), "LOG_LOCATION": str(directory)}
+    environment |= {
+        "PATH": f"{path}{os.pathsep}{os.environ['PATH']}",
+        "TEMP": str(directory),
+        "LOG_LOCATION": str(directory),
+    }
     environment["TS_OPEN_INFERENCE_PROTOCOL"] = "oip"
     environment.pop("TMPDIR", None)
     server = Server(ports, directory, command, environment)
-    arguments = ["--start", "--foreground", "--ncs", "--ts-config", "config.properties", "--model-store", str(store)]
+    arguments = [
+        "--start",
+        "--foreground",
+        "--ncs",
+        "--ts-config",
+        "config.properties",
+        "--model-store",
+        str(store),
+    ]
     with (directory / "log").open("wb") as log:
-        process = forked.Popen([*command, *arguments], cwd=directory, env=environment, stdout=log, stderr=log, start_new_session=True)
+        process = forked.Popen(
+            [*command, *arguments],
+            cwd=directory,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
     try:
-        wait_for(process, f"http://127.0.0.1:{ports[0]}/ping", directory / "log", None, lambda: server.keys()["inference"]["key"])
+        wait_for(
+            process,
+            f"http://127.0.0.1:{ports[0]}/ping",
+            directory / "log",
+            None,
+            lambda: server.keys()["inference"]["key"],
+        )
         yield server
     finally:
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -108,7 +145,11 @@ def running(command: list[str], directory: Path, store: Path, ports: list[int], 
 
 
 @pytest.fixture(scope="module")
-def servers(torchserve: Path, tmp_path_factory: pytest.TempPathFactory, free_ports: Callable[[int], list[int]]) -> Iterator[list[Server]]:
+def servers(
+    torchserve: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    free_ports: Callable[[int], list[int]],
+) -> Iterator[list[Server]]:
     """TorchServe and tsx."""
     place = tmp_path_factory.mktemp("details")
     store = place / "store"
@@ -144,11 +185,18 @@ def test_a_call_without_a_name_is_refused_in_the_same_words(servers: list[Server
         with grpc.insecure_channel(f"127.0.0.1:{server.ports[3]}") as channel:
             ask = channel.unary_unary(f"/org.pytorch.serve.grpc.openinference.GRPCInferenceService/{method}")
             with pytest.raises(grpc.RpcError) as refused:
-                ask(b"", metadata=[("authorization", f"Bearer {server.keys()['inference']['key']}")], timeout=ANSWER)
+                ask(
+                    b"",
+                    metadata=[("authorization", f"Bearer {server.keys()['inference']['key']}")],
+                    timeout=ANSWER,
+                )
             refusals.append((refused.value.code(), refused.value.details().splitlines()[0]))
     (their_code, their_words), (our_code, our_words) = refusals
     assert their_words == our_words
-    assert (their_code, our_code) == (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)  # documented: a retry cannot help
+    assert (their_code, our_code) == (
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.INVALID_ARGUMENT,
+    )  # documented: a retry cannot help
 
 
 def test_a_temporary_directory_that_is_not_there_ends_the_start_alike(servers: list[Server], tmp_path: Path) -> None:
@@ -157,7 +205,14 @@ def test_a_temporary_directory_that_is_not_there_ends_the_start_alike(servers: l
         environment = {**server.environment, "TEMP": str(tmp_path / "nowhere")}
         words = [["--start", "--model-store", str(tmp_path)], ["--stop"], ["--version"]]
         done = [
-            forked.run([*server.command, *each], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=ANSWER)
+            forked.run(
+                [*server.command, *each],
+                cwd=tmp_path,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=ANSWER,
+            )
             for each in words
         ]
         ends.append([(one.returncode, one.stdout.partition(" (tsx")[0].strip()) for one in done])

@@ -42,6 +42,12 @@ def _defined(statements: list[ast.stmt]) -> Iterator[str]:
             targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             yield from (target.id for target in targets if isinstance(target, ast.Name))
         elif isinstance(statement, ast.Try):
-            yield from _defined([*statement.body, *statement.orelse, *(line for handler in statement.handlers for line in handler.body)])
+            yield from _defined(
+                [
+                    *statement.body,
+                    *statement.orelse,
+                    *(line for handler in statement.handlers for line in handler.body),
+                ]
+            )
         elif isinstance(statement, ast.If) and "__main__" not in ast.unparse(statement.test):
             yield from _defined([*statement.body, *statement.orelse])

@@ -45,7 +45,8 @@ class Onnx(enum.Enum):
 def look_at_onnx(file: BinaryIO, size: int) -> Onnx:
     """Walk over the fields of the message, skipping their contents.
 
-    Detects ONNX files, which have no magic number: the whole file must be a protobuf message with the fields of ModelProto.
+    Detects ONNX files, which have no magic number: the whole file must be a protobuf message with
+    the fields of ModelProto.
     """
     file.seek(0)
     seen: set[int] = set()
@@ -110,7 +111,7 @@ def _locations(content: mmap) -> Iterator[str]:
     """Yield the `location` of each tensor that lies in another file."""
     for match in _LOCATION.finditer(content):
         start, end = match.span()
-        tag = start - 2  # before the entry's length, a varint of one or two bytes
+        tag = start - 2  # The entry's length, a varint of one or two bytes, is between.
         if content[tag - (content[tag] >> 7)] == _EXTERNAL_DATA:
             content.seek(end)
             yield str(content.read(_varint(content) or 0), "utf-8", "surrogateescape")

@@ -50,7 +50,7 @@ def _compile(member: PlannedMember) -> None:
 
 
 def _in_a_process(directory: Path, handler: str | None, model: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str] | None:
-    """What is wrong, if anything is."""
+    """Return what is wrong, if anything is."""
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     answer, theirs = context.Pipe(duplex=False)
     process = context.Process(target=import_code, args=(theirs, directory, handler, model, config))  # type: ignore[attr-defined]  # typeshed has it in the kinds of contexts only

@@ -113,9 +113,9 @@ def become_server(words: Sequence[str]) -> int:
 
 
 def leave_running(words: Sequence[str]) -> int:
-    """Start it beside this process, and return 0 once it answers, or the code with which it has ended before.
+    """Start it beside this process; return 0 once it answers, or the code with which it ended before.
 
-    A server that has its addresses and still reads archives after `START_PATIENCE` is left to itself.
+    A server that has its addresses and still reads archives after `START_PATIENCE` is not waited for.
     It writes where this process does, as TorchServe does: programs wait for its lines.
     """
     ours, theirs = os.pipe()

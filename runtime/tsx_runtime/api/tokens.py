@@ -36,7 +36,7 @@ class BearerToken:
         self._clock = clock
         left = lifetime if left is None else left
         self._until = None if left is None else clock() + left
-        self.expires = None if left is None else datetime.now(timezone.utc) + timedelta(seconds=left)  # as the file has it
+        self.expires = None if left is None else datetime.now(timezone.utc) + timedelta(seconds=left)  # written into the file
         self.on_change: list[Callable[[], None]] = []  # called when what was right is wrong now
         self.is_handed_over = False  # another server has it, and would not learn of a new one
 

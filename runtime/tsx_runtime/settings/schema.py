@@ -452,8 +452,8 @@ def displayed(settings: Settings) -> dict[str, Any]:
     """Return all values without secrets; those of a model are named `models.MODEL.NAME`."""
     values = settings.model_dump(mode="json", exclude={MODELS})
     for model, overrides in settings.models.items():
-        own = overrides.model_dump(mode="json", exclude_none=True)
-        values |= {f"{MODELS}.{model}.{name}": value for name, value in own.items()}
+        changes = overrides.model_dump(mode="json", exclude_none=True)
+        values |= {f"{MODELS}.{model}.{name}": value for name, value in changes.items()}
     for name, value in values.items():
         values[name] = "(hidden)" if name in SECRETS and value else redacted_values(value)
     return values

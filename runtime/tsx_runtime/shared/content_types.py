@@ -15,9 +15,10 @@ JSON, TEXT, BYTES = "application/json", "text/plain; charset=utf-8", "applicatio
 
 
 def best_type(accept: str, offers: Sequence[str]) -> str | None:
-    """Choose by an Accept header (RFC 9110, section 12.5.1): by weight, then in the client's order, then in that of the offers.
+    """Choose by an Accept header (RFC 9110, section 12.5.1).
 
-    None: nothing is accepted. Types behind the first hundred are ignored.
+    The weight counts first, then the client's order, then that of the offers. None: nothing is
+    accepted. Types behind the first hundred are ignored.
     """
     ranges: dict[str, tuple[float, int]] = {}
     for position, part in enumerate(accept.split(",", MOST_ACCEPTED)[:MOST_ACCEPTED]):

@@ -97,7 +97,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         threads=tuning_of(order["threads"], tunes=order["mode"] == "batch") if order["shares_cores"] and order["threads"] else None,
         error_status=order["handler_error_status"],
         has_steps=has_steps,
-        own=type(entry.instance).__module__.startswith("tsx_runtime."),
+        is_builtin=type(entry.instance).__module__.startswith("tsx_runtime."),
         cost=_cost_of(loaded) if order["max_batch_cost"] else None,
         max_cost=order["max_batch_cost"],
     )

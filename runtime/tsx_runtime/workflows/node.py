@@ -34,7 +34,7 @@ class RunningNode:
     version: ModelVersion
     retries: int
     timeout: float  # s, of one attempt
-    place: bytes = b""  # of a node that has an envelope, among the others
+    place: bytes = b""  # the value of NODE_HEADER
 
 
 class _AttemptTimeout(TsxError):

@@ -34,7 +34,11 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     make_model(store / "talker.mar", TALKER)
     make_model(store / "counter.mar", COUNTER)
     make_model(store / "counting.mar", COUNTING, config="cache: {size: 1MiB, ttl: 1h}\n")
-    make_war(store / "flow.war", json.dumps({"models": {"talk": {"url": "talker.mar"}}, "dag": {"talk": []}}), None)
+    make_war(
+        store / "flow.war",
+        json.dumps({"models": {"talk": {"url": "talker.mar"}}, "dag": {"talk": []}}),
+        None,
+    )
     with running_server(make_settings(store)) as running:
         for name in ("talker", "counter", "counting"):
             running.register(f"{name}.mar", initial_workers=1)
@@ -44,7 +48,11 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def post(server: RunningServer, path: str, data: Any, coding: str = "gzip", **headers: str) -> httpx.Response:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return server.inference.post(path, content=data, headers={"content-encoding": coding, "content-type": "application/json", **named})
+    return server.inference.post(
+        path,
+        content=data,
+        headers={"content-encoding": coding, "content-type": "application/json", **named},
+    )
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -120,7 +128,11 @@ def test_requests_behind_a_compressed_one_are_answered_in_order(server: RunningS
         connection.sendall(compressed + compressed + plain)
         text = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
     assert text.count("HTTP/1.1 200") == 3, text
-    assert [word for word in text.replace('"', " ").split() if word in ("first", "second")] == ["first", "first", "second"]
+    assert [word for word in text.replace('"', " ").split() if word in ("first", "second")] == [
+        "first",
+        "first",
+        "second",
+    ]
 
 
 def test_a_body_that_comes_byte_by_byte_is_read(server: RunningServer) -> None:

@@ -54,7 +54,10 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield running
 
 
-@pytest.mark.parametrize("kind", ["application/json", "application/octet-stream", "application/x-www-form-urlencoded", ""])
+@pytest.mark.parametrize(
+    "kind",
+    ["application/json", "application/octet-stream", "application/x-www-form-urlencoded", ""],
+)
 @pytest.mark.parametrize("name", ["json", "kserve", "kservev2", "derived"])
 def test_parameters_are_beside_the_rows_of_a_body_of_any_type(server: RunningServer, name: str, kind: str) -> None:
     for parameters in (GIVEN, None):
@@ -75,6 +78,8 @@ def test_parameters_are_beside_tensors_in_bytes(server: RunningServer, name: str
     assert answer.json()["outputs"][0]["data"] == [0.5]
 
 
-def test_a_handler_gets_the_last_of_repeated_fields_and_finds_the_others(server: RunningServer) -> None:
+def test_a_handler_gets_the_last_of_repeated_fields_and_finds_the_others(
+    server: RunningServer,
+) -> None:
     answer = server.inference.post("/predictions/fields", files=[("a", (None, b"1")), ("a", (None, b"2"))])
     assert (answer.status_code, answer.json()) == (200, ["2", ["1", "2"]])

@@ -116,7 +116,10 @@ def cost_per_million(price_per_hour: float, rate: float) -> float:
 
 
 def winner_of(order: Sequence[int], trial: Callable[[int], Trial]) -> int | None:
-    """The trial that did the most; of those that did about as much, one that was measured again comes first."""
+    """Return the trial with the most throughput.
+
+    Of those that differ within the noise, one that was measured again comes first.
+    """
     figures = _figures(order, trial)
     near = [at for at in order if figures[at] >= EQUAL * max(figures.values())]
     return max(near, key=lambda at: (_repeats(trial(at)) > 1, figures[at]), default=None)
@@ -159,7 +162,7 @@ def _repeats(trial: Trial) -> int:
 
 
 def _figures(order: Sequence[int], trial: Callable[[int], Trial]) -> dict[int, float]:
-    """The measured throughput of each trial; if all were disturbed, what it would be without that."""
+    """Return each trial's measured throughput, or if all were disturbed, the undisturbed one."""
     points = {at: trial(at).points[confirmed_best(trial(at).points) or 0] for at in order}
-    shared = all(any(each.disturbed for each in point.counted) for point in points.values())
+    shared = all(any(round.disturbed for round in point.counted) for point in points.values())
     return {at: worth(point) if shared else point.throughput.value for at, point in points.items()}

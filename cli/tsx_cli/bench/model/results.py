@@ -331,10 +331,10 @@ class Results(Part):
 
     @property
     def winner_leads(self) -> bool:
-        """Check whether no other configuration with the same answers has a higher throughput in the table."""
+        """Check that no other configuration with the same answers has a higher throughput."""
         chosen = None if self.winner is None else self.trials[self.winner].chosen
-        same = [trial.chosen for trial in self.trials if trial.accuracy is None or trial.accuracy.allowed]
-        return chosen is not None and all(chosen.throughput.value >= other.throughput.value for other in same if other is not None)
+        rivals = [trial.chosen for trial in self.trials if trial.accuracy is None or trial.accuracy.allowed]
+        return chosen is not None and all(chosen.throughput.value >= rival.throughput.value for rival in rivals if rival is not None)
 
 
 def now() -> str:

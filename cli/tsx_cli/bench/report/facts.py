@@ -83,8 +83,8 @@ def heading(results: Results) -> str:
         return "No configuration was chosen"
     if results.tied:
         return "Recommended, of several that differ within the noise"
-    what = "Highest throughput" if results.winner_leads else "Recommended"
-    return f"{what} within {results.slo}" if results.slo else what
+    title = "Highest throughput" if results.winner_leads else "Recommended"
+    return f"{title} within {results.slo}" if results.slo else title
 
 
 def best(results: Results) -> str:

@@ -68,7 +68,7 @@ def _winner(results: Results, winner: int) -> str:
 
 
 def _reason(results: Results, winner: int) -> str:
-    """Why it is recommended before those that it is tied with, where a figure of the table says so."""
+    """Return why it is recommended before its ties, if a figure of the table says so."""
     one, tied = results.trials[winner], [results.trials[each] for each in results.tied]
     if all(one.how().workers < each.how().workers for each in tied):
         return ", as it has the fewest workers"

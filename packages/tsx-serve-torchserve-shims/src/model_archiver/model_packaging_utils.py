@@ -1,4 +1,4 @@
-"""`ModelExportUtils.generate_manifest_json` and the constants that scripts use beside `package_model`."""
+"""`ModelExportUtils.generate_manifest_json`, and constants, for scripts that call `package_model`."""
 
 from __future__ import annotations
 

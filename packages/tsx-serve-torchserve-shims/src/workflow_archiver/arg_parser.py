@@ -6,6 +6,6 @@ from tsx_archiver.workflow.command import parser
 
 
 class ArgParser:
-    """The flags of torch-workflow-archiver, for scripts that parse their own command line by them."""
+    """The flags of torch-workflow-archiver, for scripts that parse a command line."""
 
     workflow_archiver_args_parser = staticmethod(parser)

@@ -1,4 +1,4 @@
-"""`WorkflowExportUtils.generate_manifest_json` and the constants that scripts use beside `package_workflow`."""
+"""`WorkflowExportUtils.generate_manifest_json`, and constants, for scripts that pack workflows."""
 
 from __future__ import annotations
 

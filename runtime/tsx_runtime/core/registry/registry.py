@@ -183,8 +183,9 @@ class Registry:
         return found
 
     async def unregister(self, name: str, version: str | None = None) -> None:
-        """No new request finds it; what is accepted is answered first. What could not be loaded at the start is forgotten.
+        """Withdraw it from new requests; what is accepted is answered first.
 
+        What could not be loaded at the start is forgotten.
         Raises CannotRemoveDefault, and CleanupTimeout, after which the model is there again.
         """
         absent = self.unloaded_of(name, version)
@@ -192,14 +193,14 @@ class Registry:
             for key in absent:
                 del self.unloaded[key]
         else:
-            found = self.find(name, version)
-            if found.workflow:
+            present = self.find(name, version)
+            if present.workflow:
                 raise Conflict(
-                    f"Model {name} is a node of workflow {found.workflow}. Unregister the workflow: DELETE /workflows/{found.workflow}"
+                    f"Model {name} is a node of workflow {present.workflow}. Unregister the workflow: DELETE /workflows/{present.workflow}"
                 )
-            if found.version == self.models[name].default and len(self.models[name].versions) > 1:
+            if present.version == self.models[name].default and len(self.models[name].versions) > 1:
                 raise CannotRemoveDefault(f"Cannot remove default version for model {name}")
-            await self.withdraw(found)
+            await self.withdraw(present)
         if name not in self.models and not self.unloaded_of(name):
             self._table.traffic.forget(name)
         self._table.tell_managed()

@@ -283,7 +283,10 @@ class TrafficManager:
         self._tell_traffic(name)
 
     def _keep(self, name: str, now: TrafficState, *, default: bool) -> None:
-        """A default version that was not chosen is not kept: at the next start, the one chosen before may be there again."""
+        """Save the traffic, and the default version only if it was chosen.
+
+        At the next start, the one that was chosen before may be there again.
+        """
         saved = self._state.load(name)
         self._state.save(
             name,

@@ -11,8 +11,8 @@ from tsx_runtime.errors import BadRequest, UnsupportedEncoding
 
 SLICE = 256 << 10  # bytes that are decompressed at once: less than a millisecond of the event loop
 INPUT = 16 << 10  # bytes that are given to zlib at once, which copies what is behind each member
-SENDER_MORE = "tsx.sender_more"  # in a message: whether the sender may still be sending
-COMPRESSED = "tsx.compressed"  # in a message: bytes of the compressed body so far
+# Keys of a message: whether the sender may still be sending, and how many compressed bytes came so far.
+SENDER_MORE, COMPRESSED = "tsx.sender_more", "tsx.compressed"
 _WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}  # zlib's `wbits`
 
 

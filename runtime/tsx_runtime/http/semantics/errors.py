@@ -140,6 +140,6 @@ def _extra(error: TsxError) -> list[Pair]:
         pairs.append((b"accept-encoding", b"gzip, deflate"))
     if isinstance(error, (Unavailable, TooManyRequests)) and error.retry_after is not None:
         pairs.append((b"retry-after", b"%d" % error.retry_after))
-    if isinstance(error, PayloadTooLarge) or error.more:  # what is left of the body must not be read as the next request
+    if isinstance(error, PayloadTooLarge) or error.more:  # The rest of the body must not be read as the next request.
         pairs.append((b"connection", b"close"))
     return pairs

@@ -66,8 +66,8 @@ async def read_body(
 ) -> bytes:
     """The whole body; raises `PayloadTooLarge` as soon as it is known to exceed `limit` bytes, `NoRoom`, and `ClientGone`.
 
-    A body with a Content-Encoding is decompressed, and the scope's headers become those of the result;
-    raises `UnsupportedEncoding`, and `BadRequest` for a body that is broken. `limit` is of either form.
+    A body with a Content-Encoding is decompressed, and the scope's headers become those of the
+    result; `limit` bounds both forms. Raises `UnsupportedEncoding`, and `BadRequest` for a broken body.
     `check` is called with each part, and may raise `PayloadTooLarge`. `setting`: the one that `limit` comes from.
     """
     announced, waits_for_go, codings = _announced(scope["headers"])

@@ -138,7 +138,7 @@ def log_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:
 
 
 def describe_process(settings: Settings) -> dict[str, Any]:
-    """Return this process's and the machine's memory, and the settings. Reads files of the system."""
+    """Return the memory of this process and the machine, and the settings. Reads system files."""
     return {
         "memory": psutil.Process().memory_info().rss,
         "free": free_memory(),

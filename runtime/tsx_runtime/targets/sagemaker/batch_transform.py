@@ -53,7 +53,10 @@ def form_of(content_type: bytes) -> LineFormat | None:
 
 
 def accepted_form(accept: bytes, own: LineFormat) -> LineFormat:
-    """The format that the client accepts best; the request's own where the client accepts anything, or no known format."""
+    """Return the format that the client accepts best.
+
+    It is the request's own if the client accepts anything, or no known format.
+    """
     best = best_type(accept.decode("latin-1"), [own.media_type.decode(), *ACCEPTED])
     return ACCEPTED.get(best or "", own)
 

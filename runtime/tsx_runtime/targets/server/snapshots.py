@@ -93,9 +93,10 @@ def snapshot_to_start_from(directory: Path) -> Path | None:
 
 
 def describe(models: Iterable[Model], name: str, created: int, store: Path | None, unloaded: Versions) -> str:
-    """Without the nodes of workflows: their workflow registers them, and could not beside others of their names.
+    """Return the snapshot's text.
 
-    `unloaded` is kept as it is, so that a file which is missing or damaged for a while costs no model.
+    Nodes of workflows are left out: their workflow registers them, and could not beside others of
+    their names. `unloaded` is kept as it is, so that a file that is away for a while costs no model.
     """
     missing_defaults = {name for name, absent in unloaded.items() if any(version.default_version for version in absent.values())}
     versions = {
@@ -114,7 +115,7 @@ def describe(models: Iterable[Model], name: str, created: int, store: Path | Non
 
 
 def _unloaded(registry: Registry) -> Versions:
-    """The settings of what could not be loaded. It stays the default version until another one is chosen."""
+    """Return the settings of what could not be loaded, which keep a default version until another is chosen."""
     restored, versions = registry.settings.model_snapshot or Saved(), Versions()
     for name, number in registry.unloaded:
         saved, chosen = restored.models[name][number], registry.state.load(name).get("default", number)

@@ -4,8 +4,8 @@
 not in its envelope's form is answered 400, and its neighbours without it. Where TorchServe reads only the first request of a batch, all
 are answered: in one call of the handler where each holds one instance, else in one call each.
 
-In a workflow only its first nodes take the envelope off, and only its leaves put it on: between them go the results of
-the handler, each in bytes, as rows of the next node.
+In a workflow only its first nodes take the envelope off, and only its leaves put it on. Between them
+go the results of the handler, each in bytes, as rows of the next node.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Handle: TypeAlias = Callable[[Any, Context], Any]
 
 
 class RequestRows(NamedTuple):
-    """The rows of one request, and of the Open Inference Protocol its id and the names of its tensors."""
+    """The rows of one request; of the Open Inference Protocol also its id and its tensors' names."""
 
     rows: list[Any]
     names: list[str] = []
@@ -47,7 +47,7 @@ class BaseEnvelope:
         return self.answer([_opened(row) for row in data], context)
 
     def answer(self, contents: list[Any], context: Context) -> Any:
-        """`contents`: the content of each request's row; the row itself where it has neither `data` nor `body`."""
+        """Answer requests by their `contents`: a row's `data` or `body`, or the row itself without them."""
         raise NotImplementedError
 
     def _call(self, rows: list[Any], owners: Sequence[int], context: Context) -> Any:
@@ -127,8 +127,8 @@ class JSONEnvelope(KServeEnvelope):
         owners = [idx for idx, request in enumerate(requests) for _ in request.rows]
         results = self._call([row for request in requests for row in request.rows], owners, context) if owners else []
         _check_length(results, len(owners), "instances")
-        rest = iter(results)
-        return [list(islice(rest, len(request.rows))) for request in requests]
+        remaining = iter(results)
+        return [list(islice(remaining, len(request.rows))) for request in requests]
 
     def write(self, results: Any, request: RequestRows, idx: int, context: Context) -> Any:
         return _as_text({"predictions": results}, context.json_nan)
@@ -190,7 +190,7 @@ def _relayed(results: Any, request: RequestRows, context: Context) -> RelayedRow
 
 
 def _rows_of_parents(content: Any) -> RequestRows:
-    """The rows that the nodes before this one gave: of one node the `body` of each, of several under their names."""
+    """Read the rows that the nodes before this one gave: as `body`, or of several by their names."""
     parents = content if isinstance(content, dict) else {"body": content}
     try:
         relayed = {name: RequestRows(*json.loads(value)) for name, value in parents.items()}

@@ -41,7 +41,8 @@ class FormPart(NamedTuple):
     value: bytearray
 
 
-# The inputs; and of fields their content types and repeated values: what the header dict shows under the field's name.
+# The inputs, and for each field its content type and repeated values, which the header dict shows
+# under the field's name.
 Row: TypeAlias = tuple[dict[str, Any], dict[str, dict[str, Any]] | None]
 
 
@@ -119,7 +120,10 @@ def read_inputs(body: Buffer) -> dict[str, bytearray]:
 
 
 def _add_fields(inputs: dict[str, Any], parts: dict[str, dict[str, Any]], fields: list[tuple[str, Any]]) -> None:
-    """Add the last value of each name, as TorchServe has it; of a name that repeats, `parts` gets all of them."""
+    """Add the last value of each name, as TorchServe has it.
+
+    Of a name that repeats, `parts` gets all values.
+    """
     values: defaultdict[str, list[Any]] = defaultdict(list)
     for name, value in fields:
         values[name].append(value)

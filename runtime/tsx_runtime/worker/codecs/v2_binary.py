@@ -50,7 +50,7 @@ class OutputRequest(dict[str, dict[str, str]]):
 
     def __init__(self, id: str | None, outputs: list[tuple[str, bool]], binary: bool, parameters: Any = None) -> None:
         super().__init__()
-        self.parameters = parameters  # of the request
+        self.parameters = parameters
         self.id = id
         self.outputs = outputs  # names, and whether each is wanted as bytes; none: all
         self.binary = binary  # whether outputs without a setting of their own come as bytes

@@ -63,7 +63,7 @@ class ServedModel(NamedTuple):
     stops: bool = False  # whether a streaming handler is stopped once all clients of its batch have disconnected
     threads: ThreadTuning | None = None  # None: their number stays as it is
     has_steps: bool = True  # whose time is measured (`step_times.watch`)
-    own: bool = False  # whether the handler is tsx's own: it takes no field twice
+    is_builtin: bool = False  # A handler of tsx itself takes no field twice.
     cost: Callable[[Any], float] | None = None  # the handler's, of one request; None where batches have no limit of it
     max_cost: int = 0
 
@@ -154,7 +154,7 @@ def read_requests(items: Sequence[Item], positions: Iterable[int], model: Served
         try:
             inputs, form = read_row(text, body, decode)
             if form is not None and (form or isinstance(form, OutputRequest)):  # compiled code takes each empty dict for false
-                if model.own and (name := next((name for name, part in form.items() if "values" in part), None)):
+                if model.is_builtin and (name := next((name for name, part in form.items() if "values" in part), None)):
                     text = f"The field {name!r} comes several times, and {model.entry.name} takes it once."
                     raise BadRequest(f"{text} Send a request for each value.")
                 all_parts[len(rows)] = form

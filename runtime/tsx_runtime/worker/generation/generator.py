@@ -39,7 +39,10 @@ class TextGenerator:
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """By the chat template, ready for the assistant's turn. `variables`: of the template's own. Raises `InvalidInput`."""
+        """Encode by the chat template, ready for the assistant's turn.
+
+        `variables` are those of the template's own. Raises `InvalidInput`.
+        """
         template = self._tokenizer.chat_template
         if not template:
             raise InvalidInput("This model has no chat template, so it takes plain text only: send a prompt instead of messages.")

@@ -27,10 +27,10 @@ class Sampling:
     stop: tuple[str, ...] = ()
     logprobs: bool = False
     top_logprobs: int = 0  # of each token, the most likely others
-    frequency_penalty: float = 0.0  # for each time that a token was generated
-    presence_penalty: float = 0.0  # for a token that was generated
+    frequency_penalty: float = 0.0  # each time that a token was generated
+    presence_penalty: float = 0.0  # a token that was generated
     repetition_penalty: float | None = None  # the factor for tokens of prompt and answer
-    logit_bias: Mapping[int, float] | None = None  # by token id
+    logit_bias: Mapping[int, float] | None = None  # keyed by token id
     json_schema: Mapping[str, Any] | None = None  # the text is a document of this schema; {}: any JSON object
     adapter: str | None = None
 

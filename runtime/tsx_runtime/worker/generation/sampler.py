@@ -52,7 +52,7 @@ class PenalizedSequence:
         self.sampling = sampling
         self._position = 0
 
-    def __deepcopy__(self, memo: Any) -> PenalizedSequence:  # of transformers, when the sequence loses its cache
+    def __deepcopy__(self, memo: Any) -> PenalizedSequence:  # called when the sequence loses its cache
         return self
 
     def begin_step(self, row: NextToken, scores: torch.Tensor) -> bool:
@@ -60,7 +60,7 @@ class PenalizedSequence:
         tokens, before, self._position = row.state.initial_tokens, self._position, row.position
         if row.position != len(tokens):
             return row.position > before
-        # The sequence begins, also anew after it lost its cache: then what it generated is part of the tokens.
+        # The sequence begins, also anew after it lost its cache: then the tokens include what it generated.
         self.prompt = row.state._true_initial_tokens or len(tokens)
         self.tokens = _on(scores, tokens, torch.int64)
         biases = self.sampling.logit_bias or {}
@@ -90,8 +90,8 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, logits_processor_args: torch.Tensor) -> torch.Tensor:
         """Scores of shape (sequences, vocabulary), fp32; in those that come back, the next token of each sequence has the highest."""
-        given = super().__call__(input_ids, scores, logits_processor_args)
-        scores = self._penalize(input_ids, given)
+        model_scores = super().__call__(input_ids, scores, logits_processor_args)
+        scores = self._penalize(input_ids, model_scores)
         drawn = [(index, row) for index, row in enumerate(self.rows) if row.arguments["temperature"] > 0]
         if drawn:
             chosen_rows = _on(scores, [index for index, _ in drawn], torch.int64)
@@ -100,7 +100,7 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
             scores[chosen_rows, chosen] = 0.0
         for index, row in enumerate(self.rows):
             if (others := row.arguments["logprobs"]) >= 0:
-                logprobs = given[index].log_softmax(-1)
+                logprobs = model_scores[index].log_softmax(-1)
                 of_chosen = logprobs.gather(-1, scores[index].argmax(-1, keepdim=True))
                 self._logprobs[row.sequence][row.position] = of_chosen, logprobs.topk(min(others, len(logprobs)))
         return scores
@@ -190,7 +190,7 @@ def draw(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor:
 
 
 def penalized(scores: torch.Tensor, sequences: Mapping[int, PenalizedSequence]) -> torch.Tensor:
-    """Scores of shape (sequences, vocabulary). `sequences`: those that have penalties, by row.
+    """Return scores of shape (sequences, vocabulary). `sequences`: those that have penalties, by row.
 
     The repetition penalty is that of https://arxiv.org/abs/1909.05858, the others are those of OpenAI's API.
     """
@@ -221,7 +221,7 @@ def _on(scores: torch.Tensor, values: list[Any], dtype: torch.dtype) -> torch.Te
 
 
 def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, Any]:
-    """What a request of the engine carries for the sampler; `seed` where it has none of its own."""
+    """Return what a request of the engine carries for the sampler; `seed` is for one without its own."""
     return {
         "temperature": float(sampling.temperature or 0),
         "top_k": min(sampling.top_k or 0, (1 << 31) - 1),

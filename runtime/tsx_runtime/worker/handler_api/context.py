@@ -341,7 +341,10 @@ class Context:
         return self._processor(idx).get_request_properties()
 
     def get_request_parameters(self, idx: int) -> Any:
-        """The `parameters` beside the rows of a request's JSON; {} if it has none, or if the handler gets the JSON itself."""
+        """Return the `parameters` beside the rows of a request's JSON.
+
+        {}: it has none, or the handler gets the JSON itself.
+        """
         return self._processor(idx).parameters or {}
 
     def set_response_content_type(self, idx: int, value: str) -> None:

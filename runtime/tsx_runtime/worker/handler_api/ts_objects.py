@@ -30,7 +30,7 @@ class MetricsCachePyYamlError(yaml.YAMLError):
 
 
 class MetricsCacheYamlImpl(Metrics):
-    """`context.metrics` for tests: `initialize_cache` adds the model's metrics that a metrics.yaml declares.
+    """`context.metrics` for tests: `initialize_cache` adds the model's metrics of a metrics.yaml.
 
     Raises:
         MetricsCacheIOError: The file cannot be read.

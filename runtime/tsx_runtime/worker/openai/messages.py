@@ -101,7 +101,7 @@ def encode(
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> list[int]:
-    """Raises RefusedField where the chat template shows no tools, and InvalidInput."""
+    """Encode by the chat template. Raises RefusedField if that shows no tools, and InvalidInput."""
     chat = [message.for_template() for message in messages]
     tokens = generator.encode_chat(chat, tools, variables)
     if tools and tokens == generator.encode_chat(chat, variables=variables):

@@ -45,7 +45,7 @@ MOST_BIASES = 300
 
 Choices: TypeAlias = Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None
 Penalty: TypeAlias = Annotated[float, Field(ge=-2, le=2)]
-TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=MOST_TOKENS, strict=False)]  # as the key of an object, a text
+TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=MOST_TOKENS, strict=False)]  # The key of an object is a text.
 Logprobs: TypeAlias = Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None
 
 

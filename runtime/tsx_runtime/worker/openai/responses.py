@@ -15,14 +15,17 @@ from tsx_runtime.worker.openai.replies import Choice, TextFormat, continuations,
 from tsx_runtime.worker.openai.requests import TextRequest, read
 
 
-def _messages(given: Any) -> Any:
-    """A text, or a list of items, without the model's earlier reasoning, which no template reads. Raises RefusedField."""
-    if given and isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list):
-        return given
+def _messages(content: Any) -> Any:
+    """Make messages of a text or items; the model's earlier reasoning, which no template reads, goes.
+
+    Raises RefusedField.
+    """
+    if content and isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    if not isinstance(content, list):
+        return content
     messages = []
-    for index, item in enumerate(given):
+    for index, item in enumerate(content):
         kind = item.get("type", "message") if isinstance(item, dict) else "message"
         if kind == "message":
             messages.append(item)

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from tests.cli.bench.search.test_confirm import SLO, one_round, results_of
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.points import EQUAL, choose, with_round
-from tsx_cli.bench.model.results import Noise, OfferedLoad, PairedComparison, Point, Results, Round, Trial
+from tsx_cli.bench.model.results import (
+    Noise,
+    OfferedLoad,
+    PairedComparison,
+    Point,
+    Results,
+    Round,
+    Trial,
+)
 from tsx_cli.bench.report.facts import heading
 from tsx_cli.bench.report.shown import number, ordered
 from tsx_cli.bench.search.forecast import ranking
@@ -23,7 +31,12 @@ HIGHEST, FEWEST, LOWEST = "highest", "fewest workers", "lowest p99"
 
 
 def disturbed(each: Round, others: float) -> Round:
-    return each.model_copy(update={"noise": Noise(cores=1.0, others=others), "disturbed": ["other processes used 1 core (limit 0.1)"]})
+    return each.model_copy(
+        update={
+            "noise": Noise(cores=1.0, others=others),
+            "disturbed": ["other processes used 1 core (limit 0.1)"],
+        }
+    )
 
 
 def concluded(trials: list[Trial], pairs: list[PairedComparison]) -> Results:
@@ -60,12 +73,23 @@ def comparisons(draw: st.DrawFn, trials: int) -> list[PairedComparison]:
         for second in range(first):
             ratio, real = draw(st.floats(0.8, 1.25)), draw(st.booleans())
             if draw(st.booleans()):
-                pairs.append(PairedComparison(first=first, second=second, ratio=ratio, low=ratio * 0.99, high=ratio * 1.01, real=real))
+                pairs.append(
+                    PairedComparison(
+                        first=first,
+                        second=second,
+                        ratio=ratio,
+                        low=ratio * 0.99,
+                        high=ratio * 1.01,
+                        real=real,
+                    )
+                )
     return pairs
 
 
 @given(st.data())
-def test_what_is_chosen_is_the_best_row_and_the_sentence_has_the_figures_of_the_table(data: st.DataObject) -> None:
+def test_what_is_chosen_is_the_best_row_and_the_sentence_has_the_figures_of_the_table(
+    data: st.DataObject,
+) -> None:
     trials = data.draw(tables())
     pairs = data.draw(st.just([]) | comparisons(len(trials)))
     results = concluded(trials, pairs)
@@ -117,7 +141,10 @@ def test_an_undisturbed_row_that_is_far_higher_wins(two_workers: Callable[[], Tr
 
 
 def test_disturbed_rows_alone_are_compared_by_the_processor_time_that_they_got() -> None:
-    results = concluded([trial(1, disturbed(one_round(100, 4), 0.0)), trial(2, disturbed(one_round(90, 4), 1.0))], [])
+    results = concluded(
+        [trial(1, disturbed(one_round(100, 4), 0.0)), trial(2, disturbed(one_round(90, 4), 1.0))],
+        [],
+    )
     assert results.winner == 1
     assert results.why.startswith("Recommended: cpu, 2 workers, batch 1, within p99<50ms for the processor time that it got: 90 requests/s")
 

@@ -123,7 +123,10 @@ def test_the_envelope_is_off_between_nodes_and_on_at_the_leaf(
 def test_each_of_several_leaves_has_the_envelope(flows: RunningServer) -> None:
     answer = ask(flows, "leaves", ["12", "34"])
     if flows.settings.service_envelope in ("json", "kserve"):
-        assert answer.json() == {"left": {"predictions": ["<12>", "<34>"]}, "right": {"predictions": ["21", "43"]}}
+        assert answer.json() == {
+            "left": {"predictions": ["<12>", "<34>"]},
+            "right": {"predictions": ["21", "43"]},
+        }
     elif flows.settings.service_envelope == "kservev2":
         data = {leaf: [tensor["data"] for tensor in response["outputs"]] for leaf, response in answer.json().items()}
         assert data == {"left": [["<12>"], ["<34>"]], "right": [["21"], ["43"]]}
@@ -131,15 +134,24 @@ def test_each_of_several_leaves_has_the_envelope(flows: RunningServer) -> None:
         assert "left: its output is not JSON" in answer.json()["message"]
 
 
-def test_the_status_and_the_words_of_a_node_that_refuses_are_the_answer(flows: RunningServer) -> None:
+def test_the_status_and_the_words_of_a_node_that_refuses_are_the_answer(
+    flows: RunningServer,
+) -> None:
     answer = ask(flows, "diamond", ["refuse"])
-    assert (answer.status_code, "Error executing start: " in answer.text, "not this" in answer.text) == (422, True, True)
+    assert (
+        answer.status_code,
+        "Error executing start: " in answer.text,
+        "not this" in answer.text,
+    ) == (422, True, True)
 
 
 def test_nodes_that_give_different_numbers_of_rows_are_named(flows: RunningServer) -> None:
     answer = ask(flows, "uneven", ["ab", "cd"])
     if flows.settings.service_envelope in ("kserve", "kservev2"):
-        assert (answer.status_code, "(odd, right) gave no rows, or different numbers" in answer.text) == (400, True)
+        assert (
+            answer.status_code,
+            "(odd, right) gave no rows, or different numbers" in answer.text,
+        ) == (400, True)
     else:
         assert (answer.status_code, "expect: " in answer.text) == (500, True)
 

@@ -14,10 +14,21 @@ from hypothesis import strategies as st
 from tsx_runtime.errors import BadRequest, PayloadTooLarge, TsxError, UnsupportedEncoding
 from tsx_runtime.http.semantics.encodings import INPUT, SLICE, decompress
 from tsx_runtime.http.semantics.errors import fault
-from tsx_runtime.http.semantics.messages import HEADER_NAMES, ClientGone, Message, read_body, rest_of
+from tsx_runtime.http.semantics.messages import (
+    HEADER_NAMES,
+    ClientGone,
+    Message,
+    read_body,
+    rest_of,
+)
 
 LIMIT = 1 << 20
-COMPRESS = {b"gzip": gzip.compress, b"X-GZIP": gzip.compress, b"deflate": zlib.compress, b"identity, gzip": gzip.compress}
+COMPRESS = {
+    b"gzip": gzip.compress,
+    b"X-GZIP": gzip.compress,
+    b"deflate": zlib.compress,
+    b"identity, gzip": gzip.compress,
+}
 
 
 class Sender:
@@ -56,7 +67,10 @@ def test_a_body_in_any_pieces_and_members_is_what_was_compressed(coding: bytes, 
     data = COMPRESS[coding](content) * members
     scope = scope_of(coding)
     assert read(coding, Sender(*[data[at : at + step] for at in range(0, len(data), step)]), scope=scope) == content * members
-    assert scope["headers"] == [(b"x-own", b"y"), (b"content-length", b"%d" % (len(content) * members))]
+    assert scope["headers"] == [
+        (b"x-own", b"y"),
+        (b"content-length", b"%d" % (len(content) * members)),
+    ]
     assert scope[HEADER_NAMES] == [b"X-Own", b"Content-Length"]
 
 

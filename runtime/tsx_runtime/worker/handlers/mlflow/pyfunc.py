@@ -14,7 +14,7 @@ from tsx_runtime.worker.handlers.base import choose_device
 from tsx_runtime.worker.handlers.mlflow.model import missing_module, model_in
 
 JSON, PARQUET = "application/json", "application/vnd.apache.parquet"
-ALIASES = {  # what MLflow calls by one name only; the first is curl's, where -d is given no type
+ALIASES = {  # MLflow knows one name of each; the first is what `curl -d` sends.
     "application/x-www-form-urlencoded": JSON,
     "application/x-parquet": PARQUET,
     "application/parquet": PARQUET,
@@ -71,7 +71,7 @@ class MLflowPyfunc:
                     raise InvalidInput(f"The model has no signature with the types of its input, and failed: {cause}. {HINT}") from error
                 raise cause from error  # what the model raised: to MLflow that is the client's fault, whatever it is
             status, said = error.get_http_status_code(), {"message": error.message, "error_code": error.error_code}
-            if status == BadRequest.status and b'"datatype"' in body:  # of the Open Inference Protocol
+            if status == BadRequest.status and b'"datatype"' in body:  # a tensor of the Open Inference Protocol
                 said["message"] += f" {HINT}"
         else:
             if answer.status < 400:

@@ -65,7 +65,7 @@ def remove_punctuation(text: str) -> str:
 
 
 def tokenize(text: str) -> list[str]:
-    """Split into words in lower case and the marks that end or part sentences; other quotation marks, colons and semicolons go."""
+    """Split into words in lower case and the marks that end or part sentences; other marks go."""
     text = re.sub(r"<br />|[;:]", " ", text.lower().replace('"', ""))
     return _TOKEN.findall(text)
 
