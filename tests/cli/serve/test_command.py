@@ -179,6 +179,35 @@ def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
     assert models("unregister", "echo", "--version", "2.0").out == 'Model "echo" unregistered\n'
 
 
+def test_an_archive_that_exists_here_is_the_one_that_is_meant(models: Run, predict: Run, place: Path, tmp_path: Path) -> None:
+    assert models("register", place / "store" / "echo2.0.mar", "--name", "here", "--workers", 1).code == 0
+    (tmp_path / "other.py").write_text("def handle(data, context):\n    return [b'other'] * len(data or ())\n")
+    assert main(["archive", "--name", "here", "--handler", "other.py", "-o", "echo2.0.mar"]) == 0
+    for words in (["register", "echo2.0.mar"], ["replace", "./echo2.0.mar", "--name", "here"]):
+        refused = models(*words)
+        assert (refused.code, f"cannot read {tmp_path / 'echo2.0.mar'} of this machine" in refused.err) == (1, True)
+    (tmp_path / "input.bin").write_text("echoed")
+    assert predict("here", "input.bin").out == "echoed"
+    assert models("unregister", "here").code == 0
+    assert models("register", "other.py").err == "Error: 'other.py' is not an archive; `tsx archive other.py` makes one\n"
+
+
+def test_a_file_that_the_server_was_started_with_is_replaced_without_a_model_store(
+    processes: None, run: Run, tmp_path: Path, session_cache: Path
+) -> None:
+    def pack(answer: str) -> None:
+        (tmp_path / "code.py").write_text(f"def handle(data, context):\n    return ['{answer}'] * len(data or ())\n")
+        assert main(["archive", "--name", "hello", "--handler", "code.py", "--no-import", "--force"]) == 0
+
+    pack("old")
+    with serving(["serve", "hello.mar", *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(session_cache)}) as running:
+        pack("new")
+        replaced = run("models", "replace", "./hello.mar", "--url", running.address("models"))
+        assert replaced.code == 0, replaced.err
+        assert run("predict", "hello", "hello.mar", "--url", running.address("predictions")).out == "new"
+        assert running.stop() == 0
+
+
 def test_workers_are_scaled(models: Run) -> None:
     assert models("scale", "echo", 2).out == "Workers scaled to 2 for model: echo\n"
     assert len(json.loads(models("describe", "echo", "--json").out)[0]["workers"]) == 2
