@@ -161,7 +161,7 @@ def change(
 @app.command(cls=AnswerCommand)
 def set_default(
     name: ModelName,
-    version: Annotated[str, typer.Argument(help="Version that answers requests without a version.")],
+    version: Annotated[str, typer.Option("--version", help="Version that answers requests without a version.")],
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
@@ -218,7 +218,8 @@ def _changes(values: list[str]) -> dict[str, str]:
             raise UsageError(f"`tsx models set` takes NAME=VALUE, such as batch_size=8, not '{text}'")
         name = BY_KEY.get(name, name)
         if name not in (known := (*CHANGEABLE, "slo")):
-            hint = suggestion(name, known) or f"; it can be {', '.join(known)}"
+            scale = "; did you mean `tsx models scale NAME 2`?" if "worker" in name.lower() else ""
+            hint = suggestion(name, known) or scale or f"; it can be {', '.join(known)}"
             raise UsageError(f"'{name}' cannot be changed while a model is served{hint}")
         changes[name] = value
     return changes

@@ -8,7 +8,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 from urllib.parse import unquote
 
 import typer
@@ -178,7 +178,7 @@ def _show_unparsed(body: bytes, content_type: str, console: Console) -> None:
         raise CliError(f"the answer is {human(len(body))}{kind}; write it into a file with --output FILE") from None
 
 
-def _form(fields: list[str], sent: Content | None) -> list[tuple[str, str | Content | None]]:
+def _form(fields: list[str], sent: Content | None) -> list[tuple[str, Any]]:
     """Read the fields of a form; one without a value is what is sent. Raises UsageError."""
     parts = [field.partition("=") for field in fields]
     if sum(not equals for _, equals, _ in parts) != (sent is not None):
@@ -191,9 +191,11 @@ def _read(word: str) -> tuple[str, str, bytes]:
     try:
         data = sys.stdin.buffer.read() if word == "-" else Path(word).read_bytes()
     except OSError as error:  # a long text is no name either
+        from tsx_archiver.names import similar_file  # here, as help must be quick
+
         if not any(map(str.isspace, word)) and word[:1] not in TEXT_STARTS:
-            how = f"to send it as a text: echo {shlex.quote(word)} | tsx predict MODEL -"
-            raise CliError(f"the file '{word}' cannot be read ({error.strerror}); {how}") from error
+            how = f"To send it as a text: echo {shlex.quote(word)} | tsx predict MODEL -"
+            raise CliError(f"the file '{word}' cannot be read ({error.strerror}){similar_file(Path(word)) or '.'} {how}") from error
         data, word = word.encode(), "-"
     return Path(word).name, guess_content_type(word, data), data
 

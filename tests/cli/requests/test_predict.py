@@ -105,11 +105,8 @@ def test_a_file_that_cannot_be_sent_is_named(run: Run) -> None:
 def test_a_word_is_a_file_or_else_a_text(tmp_path: Path) -> None:
     (tmp_path / "a file.txt").write_bytes(b"content")
     assert _read(str(tmp_path / "a file.txt")) == ("a file.txt", "text/plain", b"content")
-    for text, kind in (
-        ("some text.", "text/plain; charset=utf-8"),
-        ('{"a": 1}', "application/json"),
-        ("x " * 5000, "text/plain; charset=utf-8"),
-    ):
+    plain = "text/plain; charset=utf-8"
+    for text, kind in (("a text.", plain), ('{"a": 1}', "application/json"), ("x " * 5000, plain)):
         assert _read(text) == ("-", kind, text.encode())
 
 

@@ -122,7 +122,7 @@ def test_models_are_listed_and_described(models: Run) -> None:
     reported = models("describe", "digits").out
     assert "READY" in reported
     assert json.loads(models("describe", "digits", "--version", "1.0", "--json").out)[0]["modelVersion"] == "1.0"
-    for words in (["describe", "digit"], ["scale", "digit", 2], ["unregister", "digit"], ["set-default", "digit", "1.0"]):
+    for words in (["describe", "digit"], ["scale", "digit", 2], ["unregister", "digit"], ["set-default", "digit", "--version", "1.0"]):
         unknown = models(*words)
         assert (unknown.code, unknown.err) == (
             1,
@@ -168,14 +168,14 @@ def test_completion_without_a_server_offers_nothing(place: Path) -> None:
 
 def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
     assert models("register", "echo2.0.mar", "--workers", 1, "--batch-size", 5).code == 0
-    assert models("set-default", "echo", "2.0").out == 'Default version successfully updated for model "echo" to "2.0"\n'
+    assert models("set-default", "echo", "--version", "2.0").out == 'Default version successfully updated for model "echo" to "2.0"\n'
     rows = [line.split() for line in models("list").out.splitlines() if line.startswith("echo")]
     assert [(row[1], "yes" in row) for row in rows] == [("1.0", False), ("2.0", True)]
     assert json.loads(models("describe", "echo", "--version", "2.0", "--json").out)[0]["batchSize"] == 5
     refused = models("unregister", "echo", "--version", "2.0")
     assert refused.code == 1
     assert "Cannot remove default version for model echo" in refused.err
-    assert models("set-default", "echo", "1.0").code == 0
+    assert models("set-default", "echo", "--version", "1.0").code == 0
     assert models("unregister", "echo", "--version", "2.0").out == 'Model "echo" unregistered\n'
 
 
@@ -231,6 +231,7 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
         "cannot be changed while a model is served; did you mean 'batch_size'?",
     )
     assert models("set", "echo", "batch_size").code == 2
+    assert "did you mean `tsx models scale NAME 2`?" in models("set", "echo", "workers=2").err
     assert models("set", "echo", "batchSize=3", "overload_status=503").code == 0
 
 

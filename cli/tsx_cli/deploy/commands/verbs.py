@@ -135,7 +135,7 @@ def show_history(file: Path | None, given: Given, *, as_json: bool) -> None:
 def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_json: bool) -> None:
     place = named(file, given)
     version = _earlier(place.platform.versions(place.cloud, place.name), to, place)
-    again = f"Run `tsx deploy rollback --to {version.number}`"  # without the number it would go back one further
+    again = f"Run `tsx deploy rollback --version {version.number}`"  # without the number it would go back one further
     _move(place, place.platform.going_back(place.cloud, place.name, version), again, ask=ask, as_json=as_json)
 
 
@@ -270,7 +270,7 @@ def _earlier(versions: Sequence[DeployedVersion], to: int | None, place: Locatio
     if to is not None:
         found = next((each for each in versions if each.number == to), None)
         if found is None:
-            raise UsageError(f"--to: there is no version {to}; there are {', '.join(str(each.number) for each in versions)}")
+            raise UsageError(f"--version: there is no version {to}; there are {', '.join(str(each.number) for each in versions)}")
         return found
     if any(each.percent for each in versions):  # a canary is the newest, and it is what is gone back from
         return next(each for each in versions if each.is_current)
