@@ -89,8 +89,9 @@ def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(
         asking = threading.Thread(target=ask)
         asking.start()
         try:
-            words = "--steps 50,100 --bake 400ms --max-error-rate 1% --min-requests 10 --watch".split()
-            watched = run(*models, "--version", other, *words)
+            bounds = ["--max-error-rate", "1%", "--min-requests", "10"]
+            words = ["--version", other, "--steps", "50,100", "--bake", "400ms", *bounds, "--watch"]
+            watched = run(*models, *words)
         finally:
             stop.set()
             asking.join()
