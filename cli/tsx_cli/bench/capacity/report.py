@@ -55,7 +55,7 @@ def measuring_command(archive: Path, won: Configuration) -> str:
     options = {
         "devices": won.device,
         "precision": None if won.precision == AS_IS else won.precision,
-        "compile": {True: "on", False: "off"}.get(won.compiled),
+        "compile": None if won.compiled is None else ("off", "on")[won.compiled],
         "forms": won.form,
         "threads": won.threads,
         "workers": won.workers,
