@@ -92,7 +92,7 @@ def main() -> None:
         place = Path(directory)
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         (place / "model-config.yaml").write_text(CONFIG, encoding="utf-8")
-        tsx(DIGITS, *ARCHIVE, "--config-file", place / "model-config.yaml", "--export-path", place)
+        tsx(DIGITS, *ARCHIVE, "--config-file", place / "model-config.yaml", "--output", place)
         take_page(browser, place)
         take_report(browser, place)
         browser.close()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import unicodedata
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path, PurePath
 
 from tsx_archiver.errors import UnsafePath
 
 DEFAULT_VERSION = "1.0"
+MOST_BESIDE = 1000  # files whose names are compared with that of a missing one
+NEAR = 0.8  # difflib's ratio of two names of which one is a slip
 MANIFEST_PATH = "MAR-INF/MANIFEST.json"
 MANIFEST_DIRECTORIES = ("MAR-INF", "WAR-INF")  # of models, of workflows
 ARCHIVE_SUFFIXES = (".tar.gz", ".tgz", ".mar", ".model")
@@ -94,3 +99,12 @@ def shown(name: str) -> str:
     """A name fit for a message: quoted, escaped, and short."""
     text = repr(name)
     return text if len(text) <= 120 else f"{text[:100]}...' ({len(name)} characters)"
+
+
+def similar_file(path: Path) -> str:
+    """Return `; did you mean 'X'?` for the file beside a missing one that has nearly its name."""
+    with suppress(OSError, ValueError):
+        names = [entry.name for entry in islice(path.parent.iterdir(), MOST_BESIDE)]
+        for near in difflib.get_close_matches(path.name, names, n=1, cutoff=NEAR):
+            return f"; did you mean '{near}'?"
+    return ""

@@ -28,7 +28,7 @@ from tsx_archiver.limits import MAX_MANIFEST_BYTES, MIB, Limits
 from tsx_archiver.metadata.manifest import Manifest, parse_manifest
 from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config, missing_warm_up
 from tsx_archiver.metadata.modelfile import describe_model_stream
-from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, default_model_name, is_inside, normal, shown
+from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, default_model_name, is_inside, normal, shown, similar_file
 from tsx_archiver.storage.cache import Cache, CacheEntry, default_cache
 from tsx_archiver.storage.copying import copy_plain
 from tsx_archiver.storage.digest import file_digest, file_state
@@ -124,7 +124,8 @@ def open_source(source: Path) -> BinaryIO:
             raise ForeignFile(f"{source} is not a regular file. Give a .mar file or a directory.")
         return source.open("rb")
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise ArchiveNotFound(f"{source} does not exist. Check the path, or pack a model with 'tsx archive'.") from error
+        near = similar_file(source) or "."
+        raise ArchiveNotFound(f"{source} does not exist{near} Check the path, or pack a model with 'tsx archive'.") from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise ArchiveNotFound(f"{shown(str(source))} does not exist: its name is too long for a file. Check the path.") from error

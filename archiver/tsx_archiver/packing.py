@@ -17,7 +17,7 @@ from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, split_handler
 from tsx_archiver.metadata.mlmodel import PYFUNC, PYTORCH
 from tsx_archiver.metadata.modelconfig import check_model_config
 from tsx_archiver.metadata.onnx_file import data_files
-from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, collision_key, is_model_name, path_fault, shown
+from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, collision_key, is_model_name, path_fault, shown, similar_file
 
 BUILTIN_HANDLERS = (
     "base_handler",
@@ -152,7 +152,7 @@ class Members:
         if path.is_dir():
             raise InputMissing(f"The {what} {path} is a directory. Name the file in it.")
         if not path.exists():
-            raise InputMissing(f"The {what} {path} does not exist. Check the path.")
+            raise InputMissing(f"The {what} {path} does not exist{similar_file(path) or '.'} Check the path.")
         self.add(planned_file(path.name, path), str(path))
         return path.name
 
@@ -230,7 +230,8 @@ def extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> 
                 warn(message)
             yield from map(Path, found)
         else:
-            raise InputMissing(f"The extra file {text} does not exist. Check the path; several are separated by commas.")
+            near = similar_file(Path(text)) or "."
+            raise InputMissing(f"The extra file {text} does not exist{near} Check the path; several are separated by commas.")
 
 
 def _walk(directory: Path, above: frozenset[str]) -> Iterator[Path]:

@@ -15,7 +15,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def init(
     name: Annotated[str, typer.Argument(help="Name of the model.")],
-    directory: Annotated[Path | None, typer.Option("--directory", "-d", help="Where to write; a new directory NAME if not given.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; a new directory NAME if not given.")] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
 ) -> None:
     """Write a handler, a network, their configuration, samples and a README with the next three commands."""
@@ -25,11 +25,11 @@ def init(
 
     if not is_model_name(name):
         raise UsageError(f"'{name}' cannot be a model's name: letters, digits, '_', '-' and '.' only, a letter or digit first")
-    target = directory or Path(name)
+    target = output or Path(name)
     files = {str(path): text for path, text in render_tree("model", {"name": name, "class_name": class_name(name)}).items()}
     existing = [str(target / path) for path in files if (target / path).exists()]
     if existing and not force:
-        raise CliError(f"{', '.join(existing)} would be overwritten; choose another --directory, or add --force")
+        raise CliError(f"{', '.join(existing)} would be overwritten; choose another --output, or add --force")
     for path in write_files(files, target):
         print(f"wrote {path}")
     print(f"{target / 'README.md'} has the next steps")

@@ -31,12 +31,12 @@ def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
 def test_nothing_is_overwritten_without_force(run: Run, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "handler.py").write_text("mine")
-    ended = run("init", "m", "--directory", "here")
+    ended = run("init", "m", "--output", "here")
     assert ended.code == 1
     assert "here/handler.py would be overwritten" in ended.err
     assert written(tmp_path / "here") == {"handler.py"}
     (tmp_path / "here" / "model.py").symlink_to(tmp_path / "elsewhere")
-    assert run("init", "m", "--directory", "here", "--force").code == 0
+    assert run("init", "m", "--output", "here", "--force").code == 0
     assert not (tmp_path / "elsewhere").exists()
     assert written(tmp_path / "here") == FILES
 

@@ -256,7 +256,7 @@ def test_a_server_without_models_shows_the_first_commands_and_takes_the_name_of_
     address = server.address("models")
     expect(steps).to_have_text(
         [
-            f"tsx archive model.pt --export-path {store}",
+            f"tsx archive model.pt --output {store}",
             f"tsx models register model.mar --workers 1 --url {address}",
             f"tsx predict model --sample --url {server.address('predictions')}",
         ]

@@ -74,7 +74,7 @@ def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, 
                 f"'{path}' has neither the config.json of Hugging Face's save_pretrained nor the MLmodel of MLflow, so it cannot be packed"
             )
             raise UsageError(f"{text}; save the model there again, or name its file: tsx archive FILE")
-        if not check_it:
+        if not check_it and path.exists():
             raise UsageError(f"'{path}' is already an archive; `tsx archive inspect {path}` shows it, --check tests it")
         if order.belongs_to_packing():
             raise UsageError(f"'{path}' is already an archive and is only checked; remove {order.belongs_to_packing()}")
@@ -162,7 +162,7 @@ def _unpack(file: Path, directory: Path | None, parent: Path) -> tuple[Path, Man
     ):
         target = directory or Path(opened.manifest.model_name)
         if target.exists():
-            raise CliError(f"'{target}' already exists; give another directory with `tsx archive unpack {file} DIRECTORY`")
+            raise CliError(f"'{target}' already exists; give another directory with `tsx archive unpack {file} -o DIRECTORY`")
         target.parent.mkdir(parents=True, exist_ok=True)
         opened.directory.rename(target)
         return target, opened.manifest

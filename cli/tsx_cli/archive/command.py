@@ -43,7 +43,7 @@ def pack_command(
     extra_files: ExtraFiles = None,
     requirements_file: Annotated[Path | None, typer.Option("--requirements-file", "-r", help="Python packages the handler needs.")] = None,
     config_file: Annotated[Path | None, typer.Option("--config-file", "-c", help="The model's model-config.yaml.")] = None,
-    export_path: Annotated[Path, typer.Option("--export-path", "-o", help="Directory for the archive, or its file name.")] = Path(),
+    output: Annotated[Path, typer.Option("--output", "-o", help="Directory for the archive, or its file name.")] = Path(),
     format: Annotated[
         Form, typer.Option(help="A .mar with its code deflated, a .mar with all members stored, .tar.gz, or an unpacked directory.")
     ] = "default",
@@ -89,7 +89,7 @@ def pack_command(
         version,
         requirements_file,
         config_file,
-        export_path,
+        output,
         format,
         force,
         samples or [],
@@ -119,10 +119,13 @@ def verify(file: Archive, as_json: AsJson = False) -> None:
 @app.command()
 def unpack(
     file: Archive,
-    directory: Annotated[Path | None, typer.Argument(help="New directory; by default named after the model.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="New directory; by default named after the model."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Unpack an archive into a new directory, after checking that it is safe."""
     from tsx_cli.archive import actions
 
-    actions.unpack(file, directory, as_json)
+    actions.unpack(file, output, as_json)

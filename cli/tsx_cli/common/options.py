@@ -69,6 +69,7 @@ def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
 
 ModelName = Annotated[str, typer.Argument(help="Name of the model.", autocompletion=_served("management"))]
 PredictedModel = Annotated[str, typer.Argument(help="Name of the model.", autocompletion=_served("inference"))]
+Token = Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for the server, or the file that contains it.")]
 Url = Annotated[str | None, typer.Option("--url", help="Address of the server; by default from the settings.")]
 
 
@@ -120,3 +121,19 @@ def refuse_others(context: typer.Context, known: Iterable[str], reason: str) -> 
         source = context.get_parameter_source(parameter.name or "")
         if source is not None and source.name == "COMMANDLINE" and parameter.name not in known:
             raise UsageError(f"{reason}; leave {parameter.opts[0]} out")
+
+
+def read_token(given: str | None, option: str = "--token") -> str | None:
+    """Read `TOKEN`, or what is in the file of `@FILE`. Raises UsageError, CliError."""
+    if given is None:
+        return None
+    token = given
+    if given.startswith("@"):
+        try:
+            token = Path(given[1:]).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            raise CliError(f"{option}: {given[1:]} cannot be read: {reason}") from error
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError(f"{option}: a token is one word of plain letters, digits and signs; @FILE reads it from a file")
+    return token

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from tsx_cli.common.client import AnswerCommand, Server, path
-from tsx_cli.common.failure import UsageError
+from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.inputs import is_archive
 from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
 from tsx_cli.common.output import human, print_json, print_result, print_table
 from tsx_cli.models import record, rollout, shadow, traffic
@@ -15,8 +17,14 @@ from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.suggestions import suggestion
 
 PAGE = 100
+MANIFEST = "MAR-INF"
+UNREADABLE = ("ModelNotFoundException", "DownloadArchiveException")
 
 Version = Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")]
+ArchiveName = Annotated[
+    str,
+    typer.Argument(help="An archive here, which the server must be able to read; else one of its model store."),
+]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once; the workers start in the background.")]
 
 app = typer.Typer(
@@ -55,7 +63,7 @@ def describe(name: ModelName, version: Version = None, as_json: AsJson = False, 
 
 @app.command(cls=AnswerCommand)
 def register(
-    archive: Annotated[str, typer.Argument(help="File name of an archive in the server's model store.")],
+    archive: ArchiveName,
     name: Annotated[str | None, typer.Option(help="Name to serve it under; by default the archive's.")] = None,
     handler: Annotated[str | None, typer.Option(help="Handler to use in place of the archive's.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Workers to start, if the archive has no minWorkers.")] = None,
@@ -70,9 +78,10 @@ def register(
     config: Config = None,
 ) -> None:
     """Register an archive of the model store and start the workers that the archive or --workers asks for."""
-    query = path(
-        "models",
-        url=archive,
+    _register(
+        management(url, config),
+        archive,
+        as_json,
         model_name=name,
         handler=handler,
         initial_workers=workers,
@@ -83,12 +92,11 @@ def register(
         startup_timeout=startup_timeout,
         synchronous=not no_wait,
     )
-    _say(management(url, config).call("POST", query).json(), as_json)
 
 
 @app.command(cls=AnswerCommand)
 def replace(
-    archive: Annotated[str, typer.Argument(help="File name of an archive in the server's model store.")],
+    archive: ArchiveName,
     name: Annotated[str | None, typer.Option(help="Name of the model; by default the archive's.")] = None,
     handler: Annotated[str | None, typer.Option(help="Handler to use in place of the archive's.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Workers to start; by default as many as now.")] = None,
@@ -98,8 +106,16 @@ def replace(
     config: Config = None,
 ) -> None:
     """Replace the version that has the archive's version number, or else the default version, without losing a request."""
-    query = path("models", url=archive, model_name=name, handler=handler, initial_workers=workers, replace=True, synchronous=not no_wait)
-    _say(management(url, config).call("POST", query).json(), as_json)
+    _register(
+        management(url, config),
+        archive,
+        as_json,
+        model_name=name,
+        handler=handler,
+        initial_workers=workers,
+        replace=True,
+        synchronous=not no_wait,
+    )
 
 
 @app.command(cls=AnswerCommand)
@@ -145,7 +161,7 @@ def change(
 @app.command(cls=AnswerCommand)
 def set_default(
     name: ModelName,
-    version: Annotated[str, typer.Argument(help="Version that answers requests without a version.")],
+    version: Annotated[str, typer.Option("--version", help="Version that answers requests without a version.")],
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
@@ -165,6 +181,33 @@ for _command in (traffic.traffic, traffic.label, traffic.rollback, record.record
     app.command(cls=AnswerCommand)(_command)
 
 
+def _register(server: Server, archive: str, as_json: bool, **query: object) -> None:
+    """Have the server load an archive.
+
+    A path that exists here goes with its digest, so that no other file of that path is loaded.
+    """
+    from tsx_archiver.storage.digest import content_digest  # here, as help must be quick
+
+    local, url = Path(archive).absolute(), archive
+    if local.is_file() or (local / MANIFEST).is_dir():
+        if not is_archive(local):
+            raise UsageError(f"'{archive}' is not an archive; `tsx archive {archive}` makes one")
+        url = local.as_uri()
+        if local.is_file():
+            with local.open("rb") as file:
+                url += f"#sha256={content_digest(file)}"
+    try:
+        answer = server.call("POST", path("models", url=url, **query)).json()
+    except RequestFailed as error:
+        if url == archive or error.type not in UNREADABLE:
+            raise
+        raise CliError(
+            f"{server.url} cannot read {local} of this machine: it reads its model store, and the "
+            "files that it was started with; copy the file into that store, and give its path there"
+        ) from error
+    _say(answer, as_json)
+
+
 def _changes(values: list[str]) -> dict[str, str]:
     from tsx_archiver.metadata.model_limits import BY_KEY, CHANGEABLE  # here, as help must be quick
 
@@ -175,7 +218,8 @@ def _changes(values: list[str]) -> dict[str, str]:
             raise UsageError(f"`tsx models set` takes NAME=VALUE, such as batch_size=8, not '{text}'")
         name = BY_KEY.get(name, name)
         if name not in (known := (*CHANGEABLE, "slo")):
-            hint = suggestion(name, known) or f"; it can be {', '.join(known)}"
+            scale = "; did you mean `tsx models scale NAME 2`?" if "worker" in name.lower() else ""
+            hint = suggestion(name, known) or scale or f"; it can be {', '.join(known)}"
             raise UsageError(f"'{name}' cannot be changed while a model is served{hint}")
         changes[name] = value
     return changes

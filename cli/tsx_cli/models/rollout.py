@@ -21,7 +21,7 @@ NO_ROLLOUT = "RolloutNotFoundException"
 
 def rollout(
     name: ModelName,
-    version: Annotated[str | None, typer.Argument(help="The version or label to roll out; without it, the rollout is shown.")] = None,
+    version: Annotated[str | None, typer.Option(help="The version or label to roll out; without it, the rollout is shown.")] = None,
     steps: Annotated[str | None, typer.Option(help="Percentage at each step.", show_default="1,5,25,100")] = None,
     bake: Annotated[str | None, typer.Option(help="Duration of a step: 30s, 10m, 2h, 1d.", show_default="10m")] = None,
     max_error_rate: Annotated[str | None, typer.Option(help="Share of its requests that may fail, such as 0.5%.")] = None,
@@ -37,7 +37,8 @@ def rollout(
     """Move a model's requests to another version step by step while its checks pass; or show, watch or stop a rollout."""
     given = {"steps": steps, "bake": bake, "max_error_rate": max_error_rate, "max_p99": max_p99, "min_requests": min_requests}
     if version is None and (named := [f"--{option.replace('_', '-')}" for option, value in given.items() if value is not None]):
-        raise UsageError(f"{named[0]} belongs to a new rollout: give the version, as in `tsx models rollout {name} 2.0 {named[0]} ...`")
+        command = f"tsx models rollout {name} --version 2.0 {named[0]} ..."
+        raise UsageError(f"{named[0]} belongs to a new rollout: give the version, as in `{command}`")
     if stop and (version is not None or watch):
         raise UsageError("--stop ends the current rollout; use it without a version and without --watch")
     if keep and not stop:
@@ -64,7 +65,7 @@ def _status(server: Server, target: str, name: str) -> dict[str, Any]:
         answer: dict[str, Any] = server.call("GET", target).json()
     except RequestFailed as error:
         if error.type == NO_ROLLOUT:
-            raise CliError(f"Model {name} has no rollout; `tsx models rollout {name} VERSION` begins one") from None
+            raise CliError(f"Model {name} has no rollout; `tsx models rollout {name} --version VERSION` begins one") from None
         raise
     return answer
 

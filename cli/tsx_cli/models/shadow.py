@@ -19,7 +19,7 @@ WIDE = 100  # characters of a line of a body
 
 def shadow(
     name: ModelName,
-    to: Annotated[str | None, typer.Option(help="Version or label that gets the copies.")] = None,
+    to: Annotated[str | None, typer.Option("--version", help="Version or label that gets the copies.")] = None,
     share: Annotated[str | None, typer.Option(help="Share of the requests, such as 10%.")] = None,
     how: Annotated[
         str | None,
@@ -68,14 +68,14 @@ def _changed(
     if ignore:
         fields["compare"] = fields.get("compare", {}) | {"ignore": ignore}
     if "to" not in fields or "share" not in fields:
-        raise UsageError(f"a shadow takes a version and a share: `tsx models shadow {name} --to 2.0 --share 10%`")
+        raise UsageError(f"a shadow takes a version and a share: `tsx models shadow {name} --version 2.0 --share 10%`")
     return fields
 
 
 def _show(examples: int, answer: dict[str, Any]) -> None:
     name = answer["model"]
     if "shadow" not in answer:
-        print(f"model {name} has no shadow; `tsx models shadow {name} --to VERSION --share 10%` begins one")
+        print(f"model {name} has no shadow; `tsx models shadow {name} --version VERSION --share 10%` begins one")
         return
     fields, requests, errors = answer["shadow"], answer["requests"], answer["errors"]
     state = answer["state"] + (f": {one_line(answer['why'])}" if "why" in answer else "")

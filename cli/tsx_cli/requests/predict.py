@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import codecs
 import json
+import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, Any, BinaryIO
 from urllib.parse import unquote
 
 import typer
@@ -17,13 +18,17 @@ from rich.text import Text
 
 from tsx_cli.common.client import AnswerCommand, Response, Server, path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import AsJson, Config, PredictedModel, Url, read_settings
+from tsx_cli.common.options import AsJson, Config, PredictedModel, Token, Url, read_settings, read_token
 from tsx_cli.common.output import human, print_json
 from tsx_runtime.shared.content_types import guess_content_type
 from tsx_runtime.shared.log_format import STEERS, escaped
 
 BAR = 30
 SHOWN_LABELS = 20
+TEXTS = ("text/", "application/json")
+TEXT_STARTS = ("{", "[", '"')
+
+Content = tuple[str, bytes, str]  # the name of a file, its bytes and its content type
 
 app = typer.Typer(add_completion=False)
 
@@ -31,37 +36,48 @@ app = typer.Typer(add_completion=False)
 @app.command(cls=AnswerCommand)
 def predict(
     model: PredictedModel,
-    file: Annotated[str | None, typer.Argument(metavar="FILE|-", help="What to send; - reads standard input.")] = None,
+    input: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE|TEXT|-", help="A file or a text to send; - reads standard input."),
+    ] = None,
     sample: Annotated[bool, typer.Option("--sample", help="Send a sample of the model, or one generated for it, instead of FILE.")] = False,
     version: Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")] = None,
-    content_type: Annotated[str | None, typer.Option(help="Content type of the file, if the guess is wrong.")] = None,
-    field: Annotated[str | None, typer.Option(help="Send the file as this field of a form.")] = None,
+    content_type: Annotated[str | None, typer.Option(help="Content type of what is sent, if the guess is wrong.")] = None,
+    fields: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--field",
+            metavar="NAME[=VALUE]",
+            help="Field of a form; without a value, it holds what is sent; may be repeated.",
+        ),
+    ] = None,
+    token: Token = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the answer, unchanged, to this file.")] = None,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Send a file, or a sample, to a model of a running server and print the answer.
+    """Send a file, a text or a sample to a model of a running server and print the answer.
 
-    On a terminal the answer is formatted; otherwise its bytes are written unchanged.
+    On a terminal the answer is formatted; otherwise it is written unchanged, and a text ends a line.
     """
     check_delivery(output, as_json=as_json)
-    if sample == (file is not None):
-        raise UsageError(f"give a file, or --sample: `tsx predict {model} --sample` sends one that fits the model")
+    if (sample and input is not None) or not (sample or input or fields):
+        raise UsageError(f"give a file or a text, or --sample: `tsx predict {model} --sample` sends one that fits the model")
     settings, _ = read_settings(config)
-    server = Server(url or settings.inference_address, settings.inference_token, certificate=settings.certificate_file)
-    if file is None:
-        name, guess, data = _sample(server, model, version)
-    else:
-        name, data = Path(file).name, _read(file)
-        guess = guess_content_type(file, data)
-    body, kind = data, content_type or guess
-    if field is not None:
+    server = Server(url or settings.inference_address, read_token(token) or settings.inference_token, certificate=settings.certificate_file)
+    name, kind, data = "", "", b""
+    if sample:
+        name, kind, data = _sample(server, model, version)
+    elif input is not None:
+        name, kind, data = _read(input)
+    kind = content_type or kind
+    if fields:
         from urllib3.filepost import encode_multipart_formdata  # here, as it is slow to import, and help must be quick
 
-        body, kind = encode_multipart_formdata({field: (name, data, kind)})
+        data, kind = encode_multipart_formdata(_form(fields, (name, data, kind) if kind else None))
     target = path("predictions", model, *([] if version is None else [version]))
-    response = server.call("POST", target, body, {"Content-Type": kind})
+    response = server.call("POST", target, data, {"Content-Type": kind})
     deliver(response, output, as_json=as_json)
 
 
@@ -82,7 +98,7 @@ def deliver(response: Response, output: Path | None, *, as_json: bool) -> None:
         show(response, Console())
     else:
         sys.stdout.flush()
-        _pass_on(response, sys.stdout.buffer)
+        _pass_on(response, sys.stdout.buffer, ends_line=True)
 
 
 def _sample(server: Server, model: str, version: str | None) -> tuple[str, str, bytes]:
@@ -113,10 +129,14 @@ def show(response: Response, console: Console) -> None:
     """Lay out an answer for a person; a stream of text appears as it comes."""
     if response.content_type.startswith("text/"):
         decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a part may end within a character
+        shown = ""
         for part in response.parts:
-            console.file.write(escaped(decoder.decode(part)))
+            text = escaped(decoder.decode(part))
+            shown = text or shown
+            console.file.write(text)
             console.file.flush()
-        console.file.write("\n")
+        if not shown.endswith("\n"):
+            console.file.write("\n")
         return
     body = response.body()
     try:
@@ -158,19 +178,34 @@ def _show_unparsed(body: bytes, content_type: str, console: Console) -> None:
         raise CliError(f"the answer is {human(len(body))}{kind}; write it into a file with --output FILE") from None
 
 
-def _read(file: str) -> bytes:
-    if file == "-":
-        return sys.stdin.buffer.read()
-    source = Path(file)
-    if not source.exists():
-        text = "; to send text, write it to standard input: echo '...' | tsx predict MODEL -" if file[:1] in ("{", "[", '"') else ""
-        raise CliError(f"there is no file '{file}' to send{text}")
-    if source.is_dir():
-        raise CliError(f"'{file}' is a directory; name one file to send")
-    return source.read_bytes()
+def _form(fields: list[str], sent: Content | None) -> list[tuple[str, Any]]:
+    """Read the fields of a form; one without a value is what is sent. Raises UsageError."""
+    parts = [field.partition("=") for field in fields]
+    if sum(not equals for _, equals, _ in parts) != (sent is not None):
+        raise UsageError("--field takes NAME=VALUE, and once the NAME for the file or text, if there is one")
+    return [(name, value if equals else sent) for name, equals, value in parts]
 
 
-def _pass_on(response: Response, sink: BinaryIO) -> None:
+def _read(word: str) -> tuple[str, str, bytes]:
+    """Return the name, the content type and the bytes of a file, of standard input, or of a text."""
+    try:
+        data = sys.stdin.buffer.read() if word == "-" else Path(word).read_bytes()
+    except OSError as error:  # a long text is no name either
+        from tsx_archiver.names import similar_file  # here, as help must be quick
+
+        if not any(map(str.isspace, word)) and word[:1] not in TEXT_STARTS:
+            how = f"To send it as a text: echo {shlex.quote(word)} | tsx predict MODEL -"
+            raise CliError(f"the file '{word}' cannot be read ({error.strerror}){similar_file(Path(word)) or '.'} {how}") from error
+        data, word = word.encode(), "-"
+    return Path(word).name, guess_content_type(word, data), data
+
+
+def _pass_on(response: Response, sink: BinaryIO, *, ends_line: bool = False) -> None:
+    last = b""
     for part in response.parts:
+        last = part[-1:]
         sink.write(part)
+        sink.flush()
+    if ends_line and last not in (b"", b"\n") and response.content_type.startswith(TEXTS):
+        sink.write(b"\n")
         sink.flush()

@@ -14,7 +14,7 @@ from tsx_archiver import plan_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
-from tsx_archiver.names import MANIFEST_DIRECTORIES
+from tsx_archiver.names import MANIFEST_DIRECTORIES, similar_file
 from tsx_archiver.opening import model_root
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
@@ -154,7 +154,8 @@ def locate(argument: str, store_name: str, store: Path | None) -> tuple[str | No
     if stored is not None:
         return name, stored
     beside = f", nor in the {store_name} '{store}'" if store else ""
-    raise CliError(f"there is no file '{path}'{beside}; name an archive, a model directory or a model file")
+    near = similar_file(path) or (similar_file(store / path) if store else "")
+    raise CliError(f"there is no file '{path}'{beside}{near or ';'} name an archive, a model directory or a model file")
 
 
 def _is_model(directory: Path) -> bool:

@@ -51,25 +51,37 @@ class Fetcher:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self._under_way: set[Path] = set()
+        self.served: set[Path] = set()  # archives that the operator named at the start
 
     def close(self) -> None:
         self._stop.set()
 
     def local_file(self, text: str, trust: Trust) -> Path | None:
-        """Where a `file:` URL leads that is used in place: in the store, a directory, the operator's. None for any other.
+        """Return where a `file:` URL leads that is used in place; None for any other.
 
-        Raises ModelNotFound where that is neither in the store nor allowed, and DownloadFailed where nothing is there.
+        Used in place are files of the store, those that the operator has named, and directories.
+
+        Raises:
+            ModelNotFound: The path is neither one of these nor allowed.
+            DownloadFailed: Nothing is there, or another file than the URL's digest says.
         """
         url = parse_url(text, self._sources)
         if url.scheme != "file":
             return None
         path, store = Path(unquote(url.path)), self._directory
         inside = store is not None and is_inside(path, store)
+        inside = inside or path.resolve() in {served.resolve() for served in self.served}
         if not inside and trust is Trust.CLIENT:
             self._allowed.check(url, text)
         if not path.exists():
             raise _failed(url, f"{path} does not exist")
-        return path if inside or store is None or trust is Trust.OPERATOR or path.is_dir() else None
+        if not (inside or store is None or trust is Trust.OPERATOR or path.is_dir()):
+            return None
+        try:
+            check_digest(path, url.sha256)
+        except (DownloadFailed, OSError) as error:
+            raise _failed(url, str(error)) from error
+        return path
 
     def fetch(self, text: str, trust: Trust, *, sse_kms: bool = False, beside: Collection[Path] = ()) -> Path:
         """The archive, in the store; where the file that it would be is one of `beside`, under the next name that is free.

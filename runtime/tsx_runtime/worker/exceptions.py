@@ -12,6 +12,7 @@ MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError     a metric
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from tsx_runtime.errors import shortened
 
@@ -98,3 +99,9 @@ def text_of(error: BaseException) -> str:
 def presentable(text: str, most: int = LONGEST) -> str:
     """The text as valid UTF-8 (a file's name may hold other bytes), cut to a length that people read."""
     return shortened(text, most, tail=most // 2).encode(errors="backslashreplace").decode()
+
+
+def form_advice(row: Any) -> str:
+    """Return advice for a text that `curl -d` sent as a form: a field of that name, without a value."""
+    is_text = isinstance(row, dict) and any(value == b"" for value in row.values())
+    return " `curl -d` sends a text as a form: add -H 'content-type: text/plain'." if is_text else ""

@@ -315,13 +315,13 @@ def test_a_disk_that_is_full_is_reported_with_the_place_that_was_named(run: Run,
     (tmp_path / "disk").mkdir()
     with monkeypatch.context() as full:
         full.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=7))
-        ended = run("archive", "unpack", "digits.mar", "disk/new")
+        ended = run("archive", "unpack", "digits.mar", "-o", "disk/new")
     reason = re.escape(f"Error: digits.mar cannot be unpacked into '{tmp_path}/disk': ")
     remedy = "; free some disk space there, or name another directory\n"
     assert ended.code == 1
     assert re.fullmatch(rf"{reason}there is 7 bytes free, and the archive needs [\d.]+ kB{remedy}", ended.err)
     assert list((tmp_path / "disk").iterdir()) == []
-    ended = run("archive", "unpack", "digits.mar", "digits.mar/new")
+    ended = run("archive", "unpack", "digits.mar", "-o", "digits.mar/new")
     assert ended.err == f"Error: digits.mar cannot be unpacked into '{tmp_path}/digits.mar': Not a directory{remedy}"
 
 
@@ -417,10 +417,10 @@ def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> N
     assert run("archive", "unpack", "seven.mar").out == "unpacked seven.mar into seven\n"
     assert (tmp_path / "seven" / "digits.pt").read_bytes() == (DIGITS / "digits.pt").read_bytes()
     assert run("archive", "verify", "seven").code == 0
-    assert run("archive", "unpack", "seven.mar", "deep/er").code == 0
+    assert run("archive", "unpack", "seven.mar", "-o", "deep/er").code == 0
     again = run("archive", "unpack", "seven.mar")
     assert again.code == 1
-    assert "'seven' already exists; give another directory with `tsx archive unpack seven.mar DIRECTORY`" in again.err
+    assert "'seven' already exists; give another directory with `tsx archive unpack seven.mar -o DIRECTORY`" in again.err
     assert "is already unpacked" in run("archive", "unpack", "seven").err
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 

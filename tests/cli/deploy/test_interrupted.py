@@ -91,7 +91,7 @@ def life(deploy: Deploy, kind: str, run: Callable[[list[str]], Any]) -> list[Any
     first, second = LIVES[kind]
     seen = []
     verb = ["--name", "digits", "--target", deploy.target, "--yes"]
-    for words in (first, second, ["rollback", *verb, "--to", "1"]):
+    for words in (first, second, ["rollback", *verb, "--version", "1"]):
         run(words if words[0] == "rollback" else [*deploy.wish(*words), "--yes", "--no-check"])
         deploy.capsys.readouterr()
         seen.append(deploy.reported("status"))

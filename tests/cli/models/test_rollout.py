@@ -83,13 +83,14 @@ def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(
         models = ["models", "rollout", "digits"]
         shown = run(*models)
         assert shown.code == 1
-        assert "Model digits has no rollout; `tsx models rollout digits VERSION` begins one" in shown.err
+        assert "Model digits has no rollout; `tsx models rollout digits --version VERSION` begins one" in shown.err
         default = httpx.get(f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/digits/traffic", timeout=60).json()["default"]
         other = "2.0" if default == "1.0" else "1.0"
         asking = threading.Thread(target=ask)
         asking.start()
         try:
-            words = [other, "--steps", "50,100", "--bake", "400ms", "--max-error-rate", "1%", "--min-requests", "10", "--watch"]
+            bounds = ["--max-error-rate", "1%", "--min-requests", "10"]
+            words = ["--version", other, "--steps", "50,100", "--bake", "400ms", *bounds, "--watch"]
             watched = run(*models, *words)
         finally:
             stop.set()
@@ -97,13 +98,14 @@ def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(
         assert watched.code == 0, watched.err
         events = [line.split("  ")[1].split(" at ")[0] for line in watched.out.splitlines()]
         assert events == ["start", "advance", "finished"]
+        assert "each step needs 10 of its answers" in watched.out.splitlines()[0]
         assert f"{default} -> {other}, finished" in run(*models).out
         assert json.loads(run(*models, "--json").out)["status"] == "finished"
         wrong = run(*models, "--bake", "1m")
         assert wrong.code == 2
         assert "--bake belongs to a new rollout" in wrong.err
         assert run(*models, "--stop").code == 1
-        begun = run(*models, default, "--bake", "1h")
+        begun = run(*models, "--version", default, "--bake", "1h")
         assert "step 1 of 4, 1 % for" in begun.out
         ended = run(*models, "--stop")
         assert "went back" in ended.out

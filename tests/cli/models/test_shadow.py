@@ -97,7 +97,7 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
         return json.loads(shadow("--json"))
 
     with serving(["serve", "--model-store", store], tmp_path, environment):
-        assert run("models", "set-default", "twin", "1.0").code == 0
+        assert run("models", "set-default", "twin", "--version", "1.0").code == 0
         assert httpx.post(predict, content=b"a question", timeout=60).json()["label"] == "1.0"
         deadline = time.monotonic() + 60
         while not reported()["disagreed"] and time.monotonic() < deadline:
@@ -118,4 +118,4 @@ def test_a_shadow_is_begun_shown_and_ended_from_a_terminal(
         assert shadow("--off").splitlines()[0].endswith("; off")
         assert reported()["state"] == "off"
         httpx.delete(f"{user_environment['TSX_MANAGEMENT_ADDRESS']}/models/twin/2.0", timeout=60)
-        assert shadow("--to", "3.0", "--share", "5", "--force").splitlines()[0].endswith("; waiting: Version 3.0 is not registered.")
+        assert shadow("--version", "3.0", "--share", "5", "--force").splitlines()[0].endswith("; waiting: Version 3.0 is not registered.")

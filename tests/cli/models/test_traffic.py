@@ -140,7 +140,7 @@ def test_traffic_is_set_from_a_terminal_and_survives_a_server_that_is_killed(
         assert "'a/b' is not a valid name of a model, version or label" in run("models", "traffic", "a/b").err
         assert "'' is not a valid name of a model, version or label" in run("models", "rollback", "").err
         assert said() == kept
-        models("set-default", "digits", "2.0")
+        models("set-default", "digits", "--version", "2.0")
         wanted = said()
         assert (ask(), ask("/stable"), ask("/canary")) == ("2.0", "1.0", "2.0")
         assert running.stop(signal.SIGKILL) != 0

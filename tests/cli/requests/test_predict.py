@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from tests.cli.conftest import Run
-from tsx_cli.common.client import Response
-from tsx_cli.common.failure import CliError
-from tsx_cli.requests.predict import as_probabilities, describe, show
+from tests.cli.conftest import Answering, Run
+from tsx_cli.common.client import Response, Server
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.requests.predict import _form, _read, as_probabilities, describe, show
 from tsx_runtime.shared.content_types import guess_content_type
 
 
@@ -94,7 +95,63 @@ def test_for_programs_the_answer_is_json_or_text_or_base64(body: bytes, expected
 
 
 def test_a_file_that_cannot_be_sent_is_named(run: Run) -> None:
-    assert run("predict", "m", "none.png").err == "Error: there is no file 'none.png' to send\n"
-    assert "echo '...' | tsx predict MODEL -" in run("predict", "m", '{"inputs": "x"}').err
-    assert run("predict", "m", ".").err == "Error: '.' is a directory; name one file to send\n"
+    ended = run("predict", "m", "none.png")
+    assert ended.err.startswith("Error: the file 'none.png' cannot be read (No such file or directory)")
+    assert "echo none.png | tsx predict MODEL -" in ended.err
+    assert "(Is a directory)" in run("predict", "m", ".").err
     assert run("predict", "m", "x", "--output", "y", "--json").code == 2
+
+
+def test_a_word_is_a_file_or_else_a_text(tmp_path: Path) -> None:
+    (tmp_path / "a file.txt").write_bytes(b"content")
+    assert _read(str(tmp_path / "a file.txt")) == ("a file.txt", "text/plain", b"content")
+    plain = "text/plain; charset=utf-8"
+    for text, kind in (("a text.", plain), ('{"a": 1}', "application/json"), ("x " * 5000, plain)):
+        assert _read(text) == ("-", kind, text.encode())
+
+
+def test_a_form_has_its_fields_and_what_is_sent() -> None:
+    sent = ("cat.png", b"png", "image/png")
+    assert _form(["top=3", "data", "text=a=b"], sent) == [("top", "3"), ("data", sent), ("text", "a=b")]
+    assert _form(["empty="], None) == [("empty", "")]
+    for fields, given in ((["top=3"], sent), (["data", "more"], sent), (["data"], None)):
+        with pytest.raises(UsageError, match="--field takes NAME=VALUE"):
+            _form(fields, given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "written"),
+    [
+        ("text/plain", b"hello", b"hello\n"),
+        ("text/plain", b"hello\n", b"hello\n"),
+        ("application/json", b"{}", b"{}\n"),
+        ("application/octet-stream", b"hello", b"hello"),
+        ("text/plain", b"", b""),
+    ],
+)
+def test_a_text_that_is_printed_ends_a_line_and_other_bytes_stay(
+    run: Run, answering: Answering, tmp_path: Path, kind: str, body: bytes, written: bytes
+) -> None:
+    url = answering(200, body, **{"content-type": kind})
+    assert run("predict", "m", "a text", "--url", url).out.encode() == written
+    assert run("predict", "m", "a text", "--url", url, "-o", "answer").out == ""
+    assert (tmp_path / "answer").read_bytes() == body
+
+
+def test_text_on_a_terminal_ends_with_one_newline() -> None:
+    assert laid_out(b"hello\n", "text/plain") == "hello\n"
+
+
+def test_a_token_is_sent(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tokens = []
+
+    def call(server: Server, *request: object) -> Response:
+        tokens.append(server.authorization["Authorization"])
+        return answer(b"ok")
+
+    monkeypatch.setattr(Server, "call", call)
+    (tmp_path / "token").write_text("other\n")
+    monkeypatch.setenv("TSX_INFERENCE_TOKEN", "setting")
+    for words in ((), ("--token", "given"), ("--token", "@token")):
+        assert run("predict", "m", "a text", *words).code == 0
+    assert tokens == ["Bearer setting", "Bearer given", "Bearer other"]

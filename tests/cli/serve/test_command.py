@@ -122,7 +122,7 @@ def test_models_are_listed_and_described(models: Run) -> None:
     reported = models("describe", "digits").out
     assert "READY" in reported
     assert json.loads(models("describe", "digits", "--version", "1.0", "--json").out)[0]["modelVersion"] == "1.0"
-    for words in (["describe", "digit"], ["scale", "digit", 2], ["unregister", "digit"], ["set-default", "digit", "1.0"]):
+    for words in (["describe", "digit"], ["scale", "digit", 2], ["unregister", "digit"], ["set-default", "digit", "--version", "1.0"]):
         unknown = models(*words)
         assert (unknown.code, unknown.err) == (
             1,
@@ -168,15 +168,44 @@ def test_completion_without_a_server_offers_nothing(place: Path) -> None:
 
 def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
     assert models("register", "echo2.0.mar", "--workers", 1, "--batch-size", 5).code == 0
-    assert models("set-default", "echo", "2.0").out == 'Default version successfully updated for model "echo" to "2.0"\n'
+    assert models("set-default", "echo", "--version", "2.0").out == 'Default version successfully updated for model "echo" to "2.0"\n'
     rows = [line.split() for line in models("list").out.splitlines() if line.startswith("echo")]
     assert [(row[1], "yes" in row) for row in rows] == [("1.0", False), ("2.0", True)]
     assert json.loads(models("describe", "echo", "--version", "2.0", "--json").out)[0]["batchSize"] == 5
     refused = models("unregister", "echo", "--version", "2.0")
     assert refused.code == 1
     assert "Cannot remove default version for model echo" in refused.err
-    assert models("set-default", "echo", "1.0").code == 0
+    assert models("set-default", "echo", "--version", "1.0").code == 0
     assert models("unregister", "echo", "--version", "2.0").out == 'Model "echo" unregistered\n'
+
+
+def test_an_archive_that_exists_here_is_the_one_that_is_meant(models: Run, predict: Run, place: Path, tmp_path: Path) -> None:
+    assert models("register", place / "store" / "echo2.0.mar", "--name", "here", "--workers", 1).code == 0
+    (tmp_path / "other.py").write_text("def handle(data, context):\n    return [b'other'] * len(data or ())\n")
+    assert main(["archive", "--name", "here", "--handler", "other.py", "-o", "echo2.0.mar"]) == 0
+    for words in (["register", "echo2.0.mar"], ["replace", "./echo2.0.mar", "--name", "here"]):
+        refused = models(*words)
+        assert (refused.code, f"cannot read {tmp_path / 'echo2.0.mar'} of this machine" in refused.err) == (1, True)
+    (tmp_path / "input.bin").write_text("echoed")
+    assert predict("here", "input.bin").out == "echoed"
+    assert models("unregister", "here").code == 0
+    assert models("register", "other.py").err == "Error: 'other.py' is not an archive; `tsx archive other.py` makes one\n"
+
+
+def test_a_file_that_the_server_was_started_with_is_replaced_without_a_model_store(
+    processes: None, run: Run, tmp_path: Path, session_cache: Path
+) -> None:
+    def pack(answer: str) -> None:
+        (tmp_path / "code.py").write_text(f"def handle(data, context):\n    return ['{answer}'] * len(data or ())\n")
+        assert main(["archive", "--name", "hello", "--handler", "code.py", "--no-import", "--force"]) == 0
+
+    pack("old")
+    with serving(["serve", "hello.mar", *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(session_cache)}) as running:
+        pack("new")
+        replaced = run("models", "replace", "./hello.mar", "--url", running.address("models"))
+        assert replaced.code == 0, replaced.err
+        assert run("predict", "hello", "hello.mar", "--url", running.address("predictions")).out == "new"
+        assert running.stop() == 0
 
 
 def test_workers_are_scaled(models: Run) -> None:
@@ -202,6 +231,7 @@ def test_limits_change_while_the_model_is_served(models: Run) -> None:
         "cannot be changed while a model is served; did you mean 'batch_size'?",
     )
     assert models("set", "echo", "batch_size").code == 2
+    assert "did you mean `tsx models scale NAME 2`?" in models("set", "echo", "workers=2").err
     assert models("set", "echo", "batchSize=3", "overload_status=503").code == 0
 
 

@@ -151,6 +151,25 @@ def test_a_file_url_stays_in_the_store_unless_it_is_allowed(fetcher: Fetcher, st
     assert [file.name for file in store.iterdir()] == ["a.mar"]
 
 
+def test_what_the_operator_named_at_the_start_is_used_in_place(fetcher: Fetcher, tmp_path: Path) -> None:
+    named, link, other = tmp_path / "named.mar", tmp_path / "link.mar", tmp_path / "other.mar"
+    named.write_bytes(CONTENT)
+    other.write_bytes(CONTENT)
+    link.symlink_to(named)
+    fetcher.served.add(link)
+    for path in (named, link):
+        assert fetcher.local_file(f"{path.as_uri()}#sha256={DIGEST}", Trust.CLIENT) == path
+    with pytest.raises(ModelNotFound, match="does not match any allowed URL"):
+        fetcher.local_file(other.as_uri(), Trust.CLIENT)
+
+
+def test_a_file_that_is_used_in_place_has_the_digest_of_its_url(fetcher: Fetcher, store: Path) -> None:
+    (store / "a.mar").write_bytes(b"another")
+    for url in (f"{(store / 'a.mar').as_uri()}#sha256={DIGEST}", f"{store.as_uri()}#sha256={DIGEST}"):
+        with pytest.raises(DownloadFailed, match=r"its sha-256 is|Is a directory"):
+            fetcher.local_file(url, Trust.CLIENT)
+
+
 def test_a_link_in_the_store_does_not_lead_out_of_it(fetcher: Fetcher, store: Path, tmp_path: Path) -> None:
     (tmp_path / "b.mar").write_bytes(b"")
     (store / "link.mar").symlink_to(tmp_path / "b.mar")

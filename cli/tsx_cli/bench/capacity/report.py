@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from tsx_archiver import ModelConfig, inspect_archive
 from tsx_archiver.metadata.slo import Slo, latency_target
 from tsx_archiver.quantities import parse_share
 from tsx_cli.bench.capacity.planning import CapacityPlan
-from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.configuration import AS_IS, Configuration
 from tsx_cli.bench.model.points import cost_per_million
 from tsx_cli.bench.model.predict import timing_of
 from tsx_cli.bench.model.replica import Replica, fitted
@@ -44,8 +45,24 @@ def measured_in(archive: Path | None, results: Path | None) -> ArchiveRecord:
         raise CliError(f"{archive} was never measured. `tsx bench {archive} --write` measures it; or name a --results file")
     if not kept.curves:
         only = "was measured in one configuration, which gives no times by batch size"
-        raise CliError(f"{archive} {only}; `tsx bench {archive} --batch-sizes 1..32 --write` does")
+        command = measuring_command(archive, Configuration(**kept.best.configuration))
+        raise CliError(f"{archive} {only}; this does: {command}")
     return kept
+
+
+def measuring_command(archive: Path, won: Configuration) -> str:
+    """Return a line for a shell that times batches of workers like the winner's."""
+    options = {
+        "devices": won.device,
+        "precision": None if won.precision == AS_IS else won.precision,
+        "compile": None if won.compiled is None else ("off", "on")[won.compiled],
+        "forms": won.form,
+        "threads": won.threads,
+        "workers": won.workers,
+        "batch-sizes": f"1..{max(2, won.batch_size)}",
+    }
+    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    return shlex.join(["tsx", "bench", str(archive), *words, "--write"])
 
 
 def moments_of(recording: Path | None) -> list[float]:
@@ -80,10 +97,15 @@ def replica_of(measured: ArchiveRecord, archive: Path | None, workers: int | Non
     """Raises CliError."""
     config = ModelConfig() if archive is None else inspect_archive(archive, limits=archive_limits()).config
     won = Configuration(**measured.best.configuration)
-    found = next((curve for curve in measured.curves if curve.variant == won.variant), None)
-    timing = None if found is None else timing_of(found)
+    cores = measured.environment.cores
+    like = [curve for curve in measured.curves if curve.variant.kind == won.variant.kind]
+    # The winner's own curve, else that of the nearest number of threads: a short run times few.
+    threads = won.threads_each(cores)
+    like.sort(key=lambda curve: (curve.variant != won.variant, abs((curve.threads or cores) - threads)))
+    timing = next(filter(None, map(timing_of, like)), None)
     if timing is None:
-        raise CliError(f"the benchmark kept no curve of {won}; measure again")
+        command = measuring_command(archive or Path(f"{measured.model.name}.mar"), won)
+        raise CliError(f"the benchmark kept no curve of {won}; this measures one: {command}")
     if config.batch_policy not in (None, "wait"):
         raise CliError(f"batchPolicy: {config.batch_policy} is a plugin, whose decisions cannot be simulated; leave it out to plan without")
     wait = (100 if config.max_batch_delay is None else config.max_batch_delay) / 1000 if config.batch_policy == "wait" else None

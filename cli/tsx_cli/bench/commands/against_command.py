@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from tsx_cli.bench.commands import options
-from tsx_cli.common.failure import FAILED, CliError, UsageError
+from tsx_cli.common.failure import FAILED, UsageError
+from tsx_cli.common.options import Token, read_token
 
 app = typer.Typer(add_completion=False)
 
@@ -26,7 +27,7 @@ def bench_against(
             "kserve-v2-grpc; post: to URL itself."
         ),
     ] = "tsx",
-    token: options.Token = None,
+    token: Token = None,
     certificate: options.Certificate = None,
     sources: options.Inputs = None,
     content_type: options.ContentType = None,
@@ -181,19 +182,3 @@ def trusted(given: Path | None, url: str) -> str | None:
 
         given = read_settings(None)[0].certificate_file
     return None if given is None else str(given.absolute())
-
-
-def read_token(given: str | None, option: str = "--token") -> str | None:
-    """`TOKEN`, or what is in the file of `@FILE`. Raises UsageError, CliError."""
-    if given is None:
-        return None
-    token = given
-    if given.startswith("@"):
-        try:
-            token = Path(given[1:]).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or error
-            raise CliError(f"{option}: {given[1:]} cannot be read: {reason}") from error
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError(f"{option}: a token is one word of plain letters, digits and signs; @FILE reads it from a file")
-    return token

@@ -175,7 +175,6 @@ Upload = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
-Token = Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for the server, or the file that contains it.")]
 Certificate = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Certificate to trust, in addition to this machine's and certificate_file.")
 ]

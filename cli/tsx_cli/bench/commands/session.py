@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tsx_archiver import OpenArchive, open_archive
 from tsx_archiver.metadata.forms import REFERENCE, FormRecord
+from tsx_archiver.names import similar_file
 from tsx_cli.archive.source import require_packed
 from tsx_cli.bench.commands.progress import Progress
 from tsx_cli.bench.commands.run import Bench
@@ -59,7 +60,7 @@ def new_directory(command: str, model: Path, output: Path | None) -> Path:
         raise UsageError(f"'{model}' is a workflow; name its models one by one")
     require_packed(model)
     if not model.exists():
-        raise CliError(f"there is no file '{model}'; name an archive or a model's directory")
+        raise CliError(f"there is no file '{model}'{similar_file(model) or ';'} name an archive or a model's directory")
     directory = output or Path(f"{command}-{model.name.removesuffix('.mar')}-{datetime.now():%Y%m%d-%H%M%S}")
     if has_run(directory):
         raise UsageError(f"--output: '{directory}' holds a run already; --resume {directory} goes on with it, or name another directory")

@@ -10,6 +10,7 @@ import typer
 
 from tsx_cli.bench.commands import options
 from tsx_cli.common.failure import FAILED, CliError, UsageError
+from tsx_cli.common.options import Token, read_token
 
 app = typer.Typer(add_completion=False)
 OUTPUT = Path("ts_benchmark")
@@ -25,7 +26,7 @@ def bench_torchserve(
     management: Annotated[
         str | None, typer.Option(metavar="URL", help="Its management address; by default the next port of the same host.")
     ] = None,
-    token: options.Token = None,
+    token: Token = None,
     management_token: Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for its management address.")] = None,
     certificate: options.Certificate = None,
     logs: Annotated[
@@ -36,7 +37,7 @@ def bench_torchserve(
     upload: options.Upload = None,
 ) -> None:
     """Run a configuration file of TorchServe's auto-benchmark and write its reports: ab_report.csv and report.md."""
-    from tsx_cli.bench.commands.against_command import read_token, trusted
+    from tsx_cli.bench.commands.against_command import trusted
     from tsx_cli.bench.report import show
     from tsx_cli.bench.search.run_options import command_line, seconds
     from tsx_cli.bench.storage import cloudwatch

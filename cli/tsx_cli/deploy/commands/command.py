@@ -172,7 +172,7 @@ def history(options: DeploymentOptions, as_json: AsJson = False) -> None:
 @with_options(deployment_options)
 def rollback(
     options: DeploymentOptions,
-    to: Annotated[int | None, typer.Option("--to", help="Version number as shown by `history`; by default the previous one.")] = None,
+    to: Annotated[int | None, typer.Option("--version", help="Version number as shown by `history`; by default the previous one.")] = None,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> None:

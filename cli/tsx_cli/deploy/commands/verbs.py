@@ -24,7 +24,7 @@ from tsx_cli.deploy.commands.logs_view import explain, log_of, show_lines, show_
 from tsx_cli.deploy.commands.show import Steps, confirm, show_plan, show_status, show_versions
 from tsx_cli.deploy.commands.spec_file import read_spec, read_target
 from tsx_cli.deploy.emit.github import NO_SAMPLES, command_words
-from tsx_cli.deploy.emit.render import check_kind, emit
+from tsx_cli.deploy.emit.render import KINDS, WITHOUT_IMAGE, check_kind, emit
 from tsx_cli.deploy.emit.write import write
 from tsx_cli.deploy.engine.engine import AGAIN, DeployFailed, Engine
 from tsx_cli.deploy.engine.facts import look_at
@@ -34,6 +34,7 @@ from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import image_builder, this_machine
 from tsx_cli.deploy.image.programs import pinned
 from tsx_cli.deploy.image.recipe import Local
+from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.preflight.limits import LimitFinding
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
 from tsx_cli.deploy.preflight.price_list import fetch_prices
@@ -75,10 +76,19 @@ def apply(file: Path | None, given: Given, *, ask: bool, check: bool, as_json: b
 
 def emit_files(file: Path | None, given: Given, kind: str, directory: Path, *, as_json: bool) -> None:
     """Asks nothing of any platform, and writes nowhere else."""
-    target = check_kind(kind, read_target(file, given))
+    named_target, steps = read_target(file, given), Steps(quiet=as_json)
+    target = check_kind(kind, named_target)
     spec = read_spec(file, {**given, "target": target})
+    if named_target is None and len(KINDS[kind][0]) > 1:
+        steps.say(f"the target is {target}, of {', '.join(KINDS[kind][0])}; --target names another")
+    steps.say(f"reading {spec.model}")
     inspection, facts = look_at(spec.model, image=spec.image or "")
-    with this_machine(spec) as local:
+    if spec.target == "kubernetes":
+        manifests(spec, "", {})  # refuses what is missing
+    needs_image = kind not in WITHOUT_IMAGE
+    if needs_image:
+        steps.say("looking up the base image, and building a wheel of tsx where it has no release")
+    with this_machine(spec, needs_image) as local:
         emitted = emit(kind, spec, facts, local, command_words(file, given) if kind == "github" else ())
         paths = write(emitted, directory)
     if kind == "github" and not any(member.name.startswith(f"{SAMPLES}/") for member in inspection.members):
@@ -135,7 +145,7 @@ def show_history(file: Path | None, given: Given, *, as_json: bool) -> None:
 def go_back(file: Path | None, given: Given, to: int | None, *, ask: bool, as_json: bool) -> None:
     place = named(file, given)
     version = _earlier(place.platform.versions(place.cloud, place.name), to, place)
-    again = f"Run `tsx deploy rollback --to {version.number}`"  # without the number it would go back one further
+    again = f"Run `tsx deploy rollback --version {version.number}`"  # without the number it would go back one further
     _move(place, place.platform.going_back(place.cloud, place.name, version), again, ask=ask, as_json=as_json)
 
 
@@ -270,7 +280,7 @@ def _earlier(versions: Sequence[DeployedVersion], to: int | None, place: Locatio
     if to is not None:
         found = next((each for each in versions if each.number == to), None)
         if found is None:
-            raise UsageError(f"--to: there is no version {to}; there are {', '.join(str(each.number) for each in versions)}")
+            raise UsageError(f"--version: there is no version {to}; there are {', '.join(str(each.number) for each in versions)}")
         return found
     if any(each.percent for each in versions):  # a canary is the newest, and it is what is gone back from
         return next(each for each in versions if each.is_current)

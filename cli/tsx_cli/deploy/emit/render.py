@@ -138,6 +138,9 @@ KINDS: Mapping[str, tuple[tuple[str, ...], Maker]] = {  # the targets that it is
 }
 
 
+WITHOUT_IMAGE = ("cloudformation", "github", "ray", "sagemaker", "lambda")
+
+
 def check_kind(kind: str, target: str | None) -> str:
     """The target that it is for. Raises UsageError."""
     if kind not in KINDS:

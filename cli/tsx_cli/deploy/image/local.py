@@ -28,10 +28,10 @@ DISTRIBUTION = "tsx-serve"
 
 
 @contextmanager
-def this_machine(spec: DeploySpec) -> Generator[Local, None, None]:
+def this_machine(spec: DeploySpec, needs_image: bool = True) -> Generator[Local, None, None]:
     """With a wheel of tsx where this is a version that no package index has, built from where it was installed from. Raises CliError."""
     build, python = spec.build, f"{sys.version_info.major}.{sys.version_info.minor}"
-    if spec.target == "ray":  # whose nodes are no images of this deployment
+    if spec.target == "ray" or not needs_image:  # the nodes of Ray are no images of this deployment
         yield Local(python, "", __version__)
         return
     with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_place()) as place:

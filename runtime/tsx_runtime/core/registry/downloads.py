@@ -41,6 +41,10 @@ class Downloads:
         self._threads = DaemonThreads(MOST, "downloads")
         self._files: dict[ModelVersion, Path] = {}
 
+    def serve(self, path: Path) -> None:
+        """Let clients register again what the operator has named at the start."""
+        self._fetcher.served.add(path)
+
     async def local_file(self, order: RegisterOrder, trust: Trust) -> Path | None:
         """Where a `file:` URL leads; None for any other. Raises ModelNotFound."""
         return await asyncio.to_thread(self._fetcher.local_file, order.url, trust)

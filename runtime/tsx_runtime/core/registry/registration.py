@@ -54,7 +54,7 @@ class Registrar:
             return await self._from_hub(order, wait, trust)
         local = await self._downloads.local_file(order, trust)
         if local is not None:
-            return await self.from_path(local, order, wait=wait)
+            return await self.from_path(local, replace(order, url=order.url.partition("#")[0]), wait=wait)
         downloaded = await self._downloads.fetch(order, trust)
         try:
             version = await self.from_path(downloaded, order, wait=wait)
@@ -78,6 +78,8 @@ class Registrar:
 
     async def from_path(self, path: Path, order: RegisterOrder, *, wait: bool = True) -> ModelVersion:
         """An archive or directory that lies anywhere: what the command line names itself."""
+        if order.loaded_at_startup:
+            self._downloads.serve(path)
         try:
             archive = await asyncio.to_thread(self._open, path)
         except ArchiveNotFound as error:

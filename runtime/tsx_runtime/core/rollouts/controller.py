@@ -62,7 +62,8 @@ class RolloutController:
         so_far = self._counts(name, old.version)
         default = self._models[name].default
         state = RolloutState(plan=plan, old=old.version, default=default, before=before.as_json(), began=now, changed=now, old_last=so_far)
-        self._run(name, state, "start", f"from version {state.old} to {plan.version}")
+        need = f"each step needs {plan.min_requests} of its answers"
+        self._run(name, state, "start", f"from version {state.old} to {plan.version}; {need}")
         return state
 
     def find(self, name: str) -> RolloutState | None:

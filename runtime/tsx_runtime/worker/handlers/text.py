@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tsx_runtime.worker.exceptions import LoadError, in_words
+from tsx_runtime.worker.exceptions import LoadError, form_advice, in_words
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.steps import text_cleaning
@@ -74,7 +74,10 @@ def text_of(row: Any) -> str:
         except UnicodeDecodeError as error:
             raise NotAText(f"The request is not text in UTF-8: {error}") from error
     if not isinstance(value, str):
-        raise NotAText(f"The request holds a {type(value).__name__}, not text: send the text as the body, or as a field named 'data'.")
+        raise NotAText(
+            f"The request holds a {type(value).__name__}, not text: send the text as the body, "
+            f"or as a field named 'data'.{form_advice(row)}"
+        )
     return value
 
 

@@ -312,6 +312,23 @@ def test_an_archive_that_was_never_measured_is_reported_how_to_be(tmp_path: Path
     assert "was measured in one configuration, which gives no times by batch size" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_without_the_winners_own_curve_that_of_other_threads_is_planned_from(tmp_path: Path, threads: int) -> None:
+    found = results()
+    found.curves = [curve.model_copy(update={"threads": threads}) for curve in found.curves]
+    (tmp_path / "results.json").write_text(found.model_dump_json())
+    assert main(["plan", "--rps", "20", "--results", str(tmp_path / "results.json")]) == 0
+
+
+def test_a_plan_without_a_curve_names_the_command_that_measures_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = results()
+    found.curves = [curve.model_copy(update={"precision": "bf16"}) for curve in found.curves]
+    (tmp_path / "results.json").write_text(found.model_dump_json())
+    assert main(["plan", "--rps", "20", "--results", str(tmp_path / "results.json")]) == 1
+    said = capsys.readouterr().err.strip()
+    assert said.endswith("measures one: tsx bench digits.mar --devices=cpu --workers=2 --batch-sizes=1..4 --write")
+
+
 def test_a_recording_has_its_own_rate(results_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a.tsxrec"
     file.write_bytes(file_head("digits") + b"".join(encode(Recorded(number / 50, "1.0", "", (), b"")) for number in range(200)))

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[4]
 FACTS = Facts(Path("digits.mar"), "ab" * 32, "digits", "1.0", "", "", "")
 LOCAL = Local("3.12", "2.9.0+cpu", "0.1.0")
 ROLE = "arn:aws:iam::123456789012:role/digits"
-PACK = "tsx archive digits.pth --handler handler.py --export-path models\necho 'packed'"
+PACK = "tsx archive digits.pth --handler handler.py --output models\necho 'packed'"
 CASES: dict[str, dict[str, Any]] = {
     "sagemaker": {
         "target": "sagemaker",

@@ -23,6 +23,7 @@ from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.container.resources import run_words
 from tsx_cli.deploy.emit.render import emit
 from tsx_cli.deploy.engine.facts import Facts
+from tsx_cli.deploy.image import local
 from tsx_cli.deploy.image.recipe import Local, recipe
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.main import main
@@ -408,3 +409,24 @@ def test_cpus_that_are_given_take_the_place_of_the_requested_ones() -> None:
     files = emit("kubernetes", spec("kubernetes", env={"TSX_CPUS": "3"}), FACTS, LOCAL).files
     (container,) = yaml.safe_load(files["deployment.yaml"])["spec"]["template"]["spec"]["containers"]
     assert [each for each in container["env"] if each["name"] == "TSX_CPUS"] == [{"name": "TSX_CPUS", "value": "3"}]
+
+
+def test_the_target_and_what_is_missing_are_told_before_anything_is_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: object) -> None:
+        raise AssertionError("an image is not needed here")
+
+    monkeypatch.setattr(local, "pinned_base", build)
+    monkeypatch.chdir(tmp_path)
+    words = ["deploy", str(make_model(Path("digits.mar"), HANDLER)), "--region", "eu-west-1", "--emit"]
+    for kind, targets in (("cloudformation", "sagemaker, lambda"), ("github", "sagemaker, lambda, kubernetes")):
+        assert main([*words, kind]) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert lines[:2] == [f"the target is sagemaker, of {targets}; --target names another", "reading digits.mar"]
+        assert lines[2].startswith("Error: sagemaker.role is not given")
+    assert main([*words, "cloudformation", "--role", ROLE, "--json"]) == 0
+    written = capsys.readouterr()
+    assert (json.loads(written.out)["files"], written.err) == (["cloudformation/template.yaml"], "")
+    assert main([*words, "helm", "--name", "1digits"]) == 2
+    assert "begins with a digit" in capsys.readouterr().err

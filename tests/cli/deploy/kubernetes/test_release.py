@@ -340,7 +340,7 @@ def test_keda_does_not_scale_a_canary_and_goes_on_scaling_what_is_promoted(deplo
 def test_rollback_ends_a_canary(deploy: Deploy, cluster: Cluster, watched: Watched) -> None:
     begun(deploy, watched)
     assert [(each["id"], each["percent"]) for each in json.loads(deploy("history", "--json"))] == [("digits-1", 0), ("digits-canary", 10)]
-    deploy("rollback", "--to", "2", "--yes", code=1)
+    deploy("rollback", "--version", "2", "--yes", code=1)
     assert "version 2 of digits is its canary" in deploy.err
     deploy("rollback", "--yes")
     assert watched.steps == ["route digits=1", "delete digits-canary"]

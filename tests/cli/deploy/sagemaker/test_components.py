@@ -179,7 +179,7 @@ def test_a_canary_of_a_component_is_a_rolling_update_that_alarms_take_back(membe
     assert course.calls == ["UpdateInferenceComponent a"]
     course.failure, course.looks = "", 20
     sagemaker().update_inference_component(InferenceComponentName="a", Specification=component("a")["Specification"])
-    a.verb("rollback", "--to", "1", "--yes", code=1)
+    a.verb("rollback", "--version", "1", "--yes", code=1)
     assert "a is Updating, and SageMaker accepts no changes until that ends" in a.err
 
 

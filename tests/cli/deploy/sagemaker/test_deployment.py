@@ -72,9 +72,9 @@ def test_going_back_gives_the_endpoint_its_earlier_configuration(deploy: Deploy,
     assert json.loads(deploy.verb("status", "--json"))["configuration"] == versions[0]["id"]
     deploy.verb("rollback", "--yes", code=1)
     assert "has no earlier version" in deploy.err
-    deploy.verb("rollback", "--to", "2", "--yes")
+    deploy.verb("rollback", "--version", "2", "--yes")
     assert json.loads(deploy.verb("status", "--json"))["configuration"] == versions[1]["id"]
-    deploy.verb("rollback", "--to", "9", "--yes", code=2)
+    deploy.verb("rollback", "--version", "9", "--yes", code=2)
     assert "there is no version 9; there are 1, 2" in deploy.err
 
 

@@ -78,8 +78,9 @@ def test_texts_of_a_batch_get_the_models_own_probabilities_each(start_worker: St
         Request(b'{"a": 1}', [(b"Content-Type", b"application/json")]),
         Request(b"\xff\xfe"),
         Request(b"", plain),
+        Request(b"plain text", [(b"Content-Type", b"application/x-www-form-urlencoded")]),
     )
-    assert [answer.status for answer in answers] == [200, 200, 200, 400, 400, 400]
+    assert [answer.status for answer in answers] == [200, 200, 200, 400, 400, 400, 400]
     for answer, counts in zip(answers, [(0, 5, 0), (0, 0, 3), (0, 3, 0)], strict=False):
         assert json.loads(answer.body) == pytest.approx(expected(*counts))
     assert [answer.message.partition(":")[0] for answer in answers[3:5]] == [
@@ -87,6 +88,7 @@ def test_texts_of_a_batch_get_the_models_own_probabilities_each(start_worker: St
         "The request is not text in UTF-8",
     ]
     assert answers[5].message == "The text has no word that is in the model's vocabulary."
+    assert "add -H 'content-type: text/plain'" in answers[6].message
     assert worker.ask(Request(b"bad day", plain))[0].status == 200
 
 

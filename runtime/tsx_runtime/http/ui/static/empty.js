@@ -29,7 +29,7 @@ export function emptyPage(register) {
 
 function firstSteps() {
   const { store } = live.state.server;
-  const archive = ["Pack a model", `tsx archive model.pt${store ? ` --export-path ${quoted(store)}` : ""}`];
+  const archive = ["Pack a model", `tsx archive model.pt${store ? ` --output ${quoted(store)}` : ""}`];
   const serve = store ? ["Register it here", `tsx models register model.mar --workers 1${management()}`] : ["Serve it in place of this server", "tsx serve model.mar"];
   return [archive, serve, ["Send a request", `tsx predict model --sample${inference()}`]];
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.exceptions import InvalidInput, form_advice
 from tsx_runtime.worker.generation import native
 from tsx_runtime.worker.generation.loading import load
 from tsx_runtime.worker.generation.pretrained import find_pretrained
@@ -31,7 +31,8 @@ class HuggingFaceGeneration:
         row = data[0]
         body = row.get("body", row.get("data"))
         if body is None:
-            raise InvalidInput('The request has no body: send {"inputs": "a text"}, with the header content-type: application/json.')
+            text = 'The request has no body: send {"inputs": "a text"}, with the header content-type: application/json.'
+            raise InvalidInput(text + form_advice(row))
         path = str(context.get_request_header(0, "url_path") or "").strip("/")
         if path.startswith("v1/"):
             return [await openai.answer(path, body, self.generator, context, self.model)]

@@ -138,7 +138,10 @@ def _of_layers(model: Any) -> tuple[InputSpec, ...]:
     shape, dtype = next(_layers(model), (None, None))
     if dtype is None and isinstance(model, nn.Module):
         dtype = next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None)
-    return (InputSpec(names[0], shape, dtype), *(InputSpec(name, None, dtype) for name in names[1:]))
+    behind: dict[int, tuple[Shape | None, Any]] = {1: (shape, dtype)}  # by the argument's place
+    if isinstance(model, torch.jit.ScriptModule):
+        behind |= {place: (size, kind) for place, size, kind in reversed(list(_script_layers(model)))}
+    return tuple(InputSpec(name, *behind.get(place, (None, dtype))) for place, name in enumerate(names, 1))
 
 
 def _names(model: Any) -> list[str]:
@@ -157,7 +160,7 @@ def _names(model: Any) -> list[str]:
 def _layers(model: Any) -> Iterator[tuple[Shape, Any]]:
     """What its layers take, in the order of execution, or else in the order in which they were made."""
     if isinstance(model, torch.jit.ScriptModule):
-        yield from _script_layers(model)
+        yield from ((shape, dtype) for _, shape, dtype in _script_layers(model))
         return
     layer: Any
     for layer in _modules(model) if isinstance(model, nn.Module) else ():
@@ -181,22 +184,30 @@ def _modules(model: nn.Module) -> list[nn.Module]:
     return [model.get_submodule(str(node.target)) for node in graph.nodes if node.op == "call_module"]
 
 
-def _script_layers(model: torch.jit.ScriptModule) -> Iterator[tuple[Shape, torch.dtype]]:
-    for node in model.inlined_graph.nodes() if hasattr(model, "forward") else ():
+def _script_layers(model: torch.jit.ScriptModule) -> Iterator[tuple[int, Shape, torch.dtype]]:
+    """Yield the place of the argument that a layer computes from, with what the layer takes."""
+    if not hasattr(model, "forward"):
+        return
+    arguments = list(model.inlined_graph.inputs())
+    origins = {value.debugName(): place for place, value in enumerate(arguments) if place}
+    for node in model.inlined_graph.nodes():
+        inputs = list(node.inputs())
+        sources = [origins[value.debugName()] for value in inputs if value.debugName() in origins]
+        origins |= {value.debugName(): sources[0] for value in node.outputs() if sources}
         place, groups = _WEIGHTS.get(node.kind(), (None, None))
         if place is None:
             continue
-        inputs = list(node.inputs())
         weight = _constant(inputs[place], model)
         if not isinstance(weight, torch.Tensor):
             continue
+        origin = sources[0] if sources else 0
         if place == 0:
-            yield (None,), torch.int64
+            yield origin, (None,), torch.int64
         elif groups is None:
-            yield (weight.shape[1],), weight.dtype
+            yield origin, (weight.shape[1],), weight.dtype
         else:
             count: Any = inputs[groups].toIValue() or 1
-            yield (weight.shape[1] * count, *[None] * (weight.ndim - 2)), weight.dtype
+            yield origin, (weight.shape[1] * count, *[None] * (weight.ndim - 2)), weight.dtype
 
 
 def _constant(value: Any, model: Any) -> Any:

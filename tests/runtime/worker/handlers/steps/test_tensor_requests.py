@@ -15,9 +15,12 @@ import torch
 from torch import nn
 
 from tsx_runtime.worker.codecs.array_list import ListLike
+from tsx_runtime.worker.codecs.v2_json import MalformedTensors
 from tsx_runtime.worker.exceptions import BadRows
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
+from tsx_runtime.worker.handlers.models.input_spec import InputSpec, examples, input_specs
+from tsx_runtime.worker.handlers.steps.tensor_requests import read_request
 
 ROW = [0.5, -1.0, 0.25, 2.0]
 IMAGE = torch.arange(784.0).reshape(1, 28, 28).tolist()
@@ -309,3 +312,30 @@ def test_a_model_that_is_out_of_memory_is_not_the_clients_fault(made: Made) -> N
     handler.model = full
     with pytest.raises(torch.cuda.OutOfMemoryError):
         handler.ask({"body": ROW}, {"body": ROW})
+
+
+class TwoInputs(nn.Module):
+    """Computes from its second input first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 2), nn.Embedding(7, 2)
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self.right(ids).sum(1)
+        return embedded + self.left(torch.relu(x))
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_each_input_of_torchscript_takes_what_the_layer_behind_it_takes(freeze: bool) -> None:
+    script = torch.jit.script(TwoInputs().eval())
+    x, ids = input_specs(torch.jit.freeze(script) if freeze else script)
+    assert (x.name, x.shape, x.dtype) == ("x", (4,), torch.float32)
+    assert (ids.name, ids.shape, ids.dtype) == ("ids", (None,), torch.int64)
+    first = next(examples((x, ids)))
+    assert [(each.name, each.shape) for each in first] == [("x", (4,)), ("ids", (8,))]
+
+
+def test_a_text_that_was_sent_as_a_form_is_told_the_header() -> None:
+    with pytest.raises(MalformedTensors, match=r"\('plain text'\) have no value.*content-type: text/plain"):
+        read_request({"plain text": bytearray()}, [InputSpec()])
