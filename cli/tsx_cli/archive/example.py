@@ -31,14 +31,14 @@ _MISSING_GPU = re.compile("cuda|nvidia|gpu", re.IGNORECASE)
 _ANYWAY = "--no-check packs it without this test."
 
 
-class Trial(NamedTuple):
+class ModelTrial(NamedTuple):
     """`example` is the body, as JSON, of a made-up request that was answered."""
 
     example: Any = None
     notes: tuple[str, ...] = ()
 
 
-def try_model(spec: ArchiveSpec, settings: Settings) -> Trial:
+def try_model(spec: ArchiveSpec, settings: Settings) -> ModelTrial:
     """Load what is to be packed, and ask it once.
 
     Raises:
@@ -46,7 +46,7 @@ def try_model(spec: ArchiveSpec, settings: Settings) -> Trial:
     """
     plan = plan_archive(spec, warn=lambda warning: None)
     if sum(member.size for member in plan.members) > LARGEST:
-        return Trial(notes=(f"note: not loaded here, as it has more than {human(LARGEST)}; --check loads it",))
+        return ModelTrial(notes=(f"note: not loaded here, as it has more than {human(LARGEST)}; --check loads it",))
     try:
         with as_directory(plan, copy=True) as directory:  # a model-config.yaml must not be a link
             return asyncio.run(_ask(directory, spec, settings.model_copy(update={"log_format": "text"})))  # its worker speaks to a person
@@ -57,25 +57,25 @@ def try_model(spec: ArchiveSpec, settings: Settings) -> Trial:
         if refused and not elsewhere:
             text = f"{spec.model_name} does not load: {reason}. {_ANYWAY}"
             raise CliError(text, traceback=getattr(error, "traceback", None)) from error
-        return Trial(notes=(f"note: {spec.model_name} does not load on this machine: {reason}",))
+        return ModelTrial(notes=(f"note: {spec.model_name} does not load on this machine: {reason}",))
     except OSError as error:  # such as a full disk
-        return Trial(notes=(f"note: {spec.model_name} could not be loaded to test it: {error}",))
+        return ModelTrial(notes=(f"note: {spec.model_name} could not be loaded to test it: {error}",))
 
 
-async def _ask(directory: Path, spec: ArchiveSpec, settings: Settings) -> Trial:
+async def _ask(directory: Path, spec: ArchiveSpec, settings: Settings) -> ModelTrial:
     async with open_model(directory, settings) as version:
         sample = sample_of(version) or await example_of(version)
         if sample is None:
-            return Trial()
+            return ModelTrial()
         answer = await send(version, ModelSample(sample.source, sample.content_type, sample.body))
         made_up = sample.source == GENERATED
         if answer.status < 400:
-            return Trial(json.loads(sample.body) if made_up and sample.content_type == "application/json" else None)
+            return ModelTrial(json.loads(sample.body) if made_up and sample.content_type == "application/json" else None)
         source = f"a generated request ({sample.content_type})" if made_up else sample.source
         message = error_text(answer.body).strip().splitlines() or [""]  # TorchScript's begins with pages of its code
         reason = f"{spec.model_name} answers {source} with {answer.status}: {escaped(message[-1].rstrip('.'))}"
         if answer.status < 500 or (made_up and (spec.handler not in BUILTIN_HANDLERS or spec.handler == DEFAULT_HANDLER)):
-            return Trial(notes=(f"note: {reason}; --sample FILE tries another request",))
+            return ModelTrial(notes=(f"note: {reason}; --sample FILE tries another request",))
         raise CliError(f"{reason}. Correct the model or its handler, or name another request with --sample. {_ANYWAY}")
 
 
