@@ -20,7 +20,7 @@ from tsx_archiver.metadata.modelconfig import ModelConfig, missing_warm_up, pars
 from tsx_archiver.metadata.modelfile import ModelFile, describe_model_stream
 from tsx_archiver.metadata.safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
 from tsx_archiver.metadata.safeyaml import load_yaml
-from tsx_archiver.names import MANIFEST_PATH, default_model_name, normal, shown
+from tsx_archiver.names import MANIFEST_PATH, normal, shown, unnamed_archive_name
 from tsx_archiver.opening import (
     DEFAULT_CONFIG,
     directory_manifest,
@@ -212,7 +212,7 @@ def _model(source: _Source, path: Path) -> ModelFile | None:
 
 @contextmanager
 def _opened(path: Path, limits: Limits) -> Iterator[_Source]:
-    name = default_model_name(path.absolute())
+    name = unnamed_archive_name(path.absolute())
     if is_directory(path):
         root = model_root(path)
         manifest = directory_manifest(root, name, path)

@@ -14,15 +14,19 @@ from tsx_archiver.packing import PackingPlan
 from tsx_archiver.storage.cache import Cache, default_cache
 
 
-def link_members(plan: PackingPlan, directory: Path, *, hard: bool = False) -> dict[str, int]:
-    """Into `directory`; returns the sizes of the files there. `hard`: by hard links where the file system has them."""
+def link_members(plan: PackingPlan, directory: Path, *, hard: bool = False, copy: bool = False) -> dict[str, int]:
+    """Fill `directory`, and return the sizes of the files that are no links.
+
+    `hard`: with hard links where the file system has them. `copy`: with copies, as unpacked.
+    """
     sizes = {}
     for member in plan.members:
         target = directory / member.name
         target.parent.mkdir(parents=True, exist_ok=True)
         if isinstance(member.source, bytes):
             target.write_bytes(member.source)
-        elif target.suffix == ".py" or member.source.suffix == ".py":  # a worker runs no code that a link leads to
+        elif copy or ".py" in (target.suffix, member.source.suffix) or member.name == plan.manifest["model"].get("configFile"):
+            # A worker runs no code that a link leads to, and a server reads no configuration there.
             shutil.copyfile(member.source, target)
         elif not hard or not _linked(member.source, target):
             target.symlink_to(member.source.absolute())

@@ -30,12 +30,21 @@ def is_model_name(name: str) -> bool:
     return _MODEL_NAME.fullmatch(name) is not None
 
 
+def model_name_from(text: str) -> str:
+    """Turn the name of a directory or of a published model into a model's name; `my-net.v2` stays."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", text).lstrip("_.-") or "model"
+
+
 def default_model_name(path: PurePath | str) -> str:
-    """A model's name where nothing gives one: the file's, with non-word characters as `_` (contract 3.1), a letter or digit first."""
+    """Derive a model's name from its file's, without the suffix: `my-net.pt2` is `my-net`."""
     name = PurePath(path).name
     suffix = next((suffix for suffix in ARCHIVE_SUFFIXES if name.lower().endswith(suffix)), PurePath(name).suffix)
-    stem = name[: len(name) - len(suffix)] if suffix else name
-    return re.sub(r"\W", "_", stem, flags=re.ASCII).lstrip("_") or "model"
+    return model_name_from(name[: len(name) - len(suffix)])
+
+
+def unnamed_archive_name(path: PurePath | str) -> str:
+    """Name the model of an archive whose manifest has no name, as TorchServe does: `my-net.mar` is `my_net`."""
+    return re.sub(r"\W", "_", default_model_name(path))
 
 
 def path_fault(name: str) -> str | None:

@@ -28,7 +28,7 @@ from tsx_archiver.limits import MAX_MANIFEST_BYTES, MIB, Limits
 from tsx_archiver.metadata.manifest import Manifest, parse_manifest
 from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config, missing_warm_up
 from tsx_archiver.metadata.modelfile import describe_model_stream
-from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, default_model_name, is_inside, normal, shown, similar_file
+from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, is_inside, normal, shown, similar_file, unnamed_archive_name
 from tsx_archiver.storage.cache import Cache, CacheEntry, default_cache
 from tsx_archiver.storage.copying import copy_plain
 from tsx_archiver.storage.digest import file_digest, file_state
@@ -90,7 +90,7 @@ def open_archive(
     Everything unsafe is refused before a byte is written; raises ArchiveError.
     """
     source = Path(source)
-    default_name = name or default_model_name(source.absolute())
+    default_name = name or unnamed_archive_name(source.absolute())
     if is_directory(source):
         return _open_directory(source, default_name)
     with open_source(source) as file:

@@ -103,7 +103,7 @@ def plan_archive(spec: ArchiveSpec, *, warn: Warn | None = None) -> PackingPlan:
         model["requirementsFile"] = members.add_file(spec.requirements_file, "requirements file")
     if spec.config_file:
         model["configFile"] = members.add_file(spec.config_file, "config file")
-        _check_config(Path(spec.config_file), warn)
+        check_config(Path(spec.config_file), warn)
     for path in extra_paths(spec.extra_files, warn):
         members.add_tree(path)
     for name, path in spec.files.items():
@@ -205,7 +205,8 @@ def _add_handler(spec: ArchiveSpec, members: Members) -> str:
     return f"{name}:{function}" if function else name
 
 
-def _check_config(path: Path, warn: Warn | None) -> None:
+def check_config(path: Path, warn: Warn | None = None) -> None:
+    """Refuse a model-config.yaml whose keys or values are not used; with `warn`, only tell it."""
     problems = check_model_config(path)
     if problems and warn is None:
         raise InvalidConfig(f"{path}: {'; '.join(problem.text for problem in problems)}. Correct it and pack again.")

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import os
-import re
 import struct
 import wave
 import zlib
@@ -30,7 +29,7 @@ from tsx_archiver.metadata.huggingface import (
     read_adapter,
 )
 from tsx_archiver.metadata.modelconfig import load_model_config
-from tsx_archiver.names import DEFAULT_VERSION
+from tsx_archiver.names import DEFAULT_VERSION, model_name_from
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_archiver.packing import ArchiveSpec
 
@@ -58,7 +57,7 @@ def pretrained_spec(
     settings = None if config is None else load_model_config(config)[0].huggingface
     chosen = model.task(task or (settings.task if settings else None))
     files = {f"{DIRECTORY}/{each}": directory / each for each in model.needed}
-    title = name or model_name(source)
+    title = name or model_name_from(source.rpartition("/")[2])
     named = handler or (GENERATION_HANDLER if chosen == GENERATION else HANDLER)
     notes = [
         f"{source}: Hugging Face model, {model.architecture or 'no architecture named'}, task {chosen}"
@@ -102,11 +101,6 @@ def pretrained_spec(
         extra_manifest={MANIFEST_KEY: {key: value for key, value in facts.items() if value}},
     )
     return spec, notes
-
-
-def model_name(source: str) -> str:
-    """Of a directory's name, or of hf:ORG/NAME."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", source.rpartition("/")[2]).lstrip("_.-") or "model"
 
 
 def _names(directory: Path) -> Iterator[str]:

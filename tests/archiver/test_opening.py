@@ -114,18 +114,18 @@ def test_without_a_manifest_the_name_comes_from_the_file(make_zip: MakeZip, cach
     ("path", "name"),
     [
         ("a/b/x.mar", "x"),
-        ("x-y.tar.gz", "x_y"),
+        ("x-y.tar.gz", "x-y"),
         ("x.tgz", "x"),
         ("x.MODEL", "x"),
         ("my net.pt2", "my_net"),
-        ("dir.v2", "dir"),
+        ("net-0.5.pt2", "net-0.5"),
         ("ü.mar", "model"),
         ("-dash.pth", "dash"),
         ("__x.mar", "x"),
         (".mar", "model"),
     ],
 )
-def test_a_default_name_has_word_characters_only(path: str, name: str) -> None:
+def test_a_default_name_keeps_what_a_models_name_may_have(path: str, name: str) -> None:
     assert default_model_name(Path(path)) == name
 
 

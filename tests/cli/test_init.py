@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import runpy
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.cli.conftest import Run
+from tsx_archiver.inspecting import manifest_of
 from tsx_cli.init import class_name
 
 FILES = {"README.md", "handler.py", "model-config.yaml", "model.py", "samples/first.json", "samples/second.json"}
@@ -26,6 +29,20 @@ def test_all_files_are_written_and_named(run: Run, tmp_path: Path) -> None:
     for name in ("model.py", "handler.py"):
         assert "MyModelV2" in ast.dump(ast.parse((tmp_path / "my-model.v2" / name).read_text()))
     assert yaml.safe_load((tmp_path / "my-model.v2" / "model-config.yaml").read_text())["batchSize"] == 16
+
+
+@pytest.mark.parametrize("name", ["resnet", "my-model", "net-0.5.v2", "2d_net", "x.mar"])
+def test_the_commands_of_the_readme_name_the_archive_that_they_make(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert run("init", name).code == 0
+    monkeypatch.chdir(tmp_path / name)
+    lines = [line.partition("#")[0] for line in Path("README.md").read_text().splitlines() if line.startswith("    ")]
+    _, archive, serve, predict = map(shlex.split, lines)
+    runpy.run_path("model.py", run_name="__main__")
+    packed = run(*archive[1:-1], "--no-import")  # the last word is --check
+    assert packed.code == 0, packed.err
+    assert manifest_of(Path(serve[2])).model_name == predict[2] == name
 
 
 def test_nothing_is_overwritten_without_force(run: Run, tmp_path: Path) -> None:

@@ -140,8 +140,9 @@ def _zip_kind(archive: zipfile.ZipFile, prefix: str, names: set[str], path: Path
     if any(name.startswith("data/aotinductor/") for name in names):
         device = _aoti_device(archive, prefix, names)
         return ModelFile(path, "aotinductor", size, f"compiled for {device}" if device else "", device)
-    if "archive_format" in names and any(name.startswith("models/") and name.endswith(".json") for name in names):
-        return ModelFile(path, "exported", size)
+    programs = [name for name in names if name.startswith("models/") and name.endswith(".json")]
+    if "archive_format" in names and programs:
+        return ModelFile(path, "exported", size, _batch_detail(archive, prefix + min(programs)))
     if "serialized_exported_program.json" in names:
         return ModelFile(path, "exported", size, "in the format of torch before 2.7")
     if "constants.pkl" in names and any(name.startswith("code/") for name in names):
@@ -163,6 +164,17 @@ def _aoti_device(archive: zipfile.ZipFile, prefix: str, names: set[str]) -> str 
             if isinstance(device, str) and device:
                 return device
     return None
+
+
+def _batch_detail(archive: zipfile.ZipFile, program: str) -> str:
+    """Say how many rows an exported program takes, where that is a number."""
+    try:
+        module = json.loads(_read(archive, program, _MAX_PICKLE))["graph_module"]
+        inputs = [spec["user_input"]["arg"] for spec in module["signature"]["input_specs"] if "user_input" in spec]
+        sizes = module["graph"]["tensor_values"][inputs[0]["as_tensor"]["name"]]["sizes"]
+        return f"takes batches of exactly {sizes[0]['as_int']}" if len(sizes) > 1 else ""
+    except (ValueError, LookupError, TypeError, RecursionError):  # a dimension that is marked dynamic, or another schema
+        return ""
 
 
 def _eager(archive: zipfile.ZipFile, name: str, path: Path, size: int) -> ModelFile:

@@ -52,13 +52,17 @@ def pack_command(
         list[Path] | None, typer.Option("--sample", metavar="FILE|DIR", help="Inputs to check with; a new archive includes them.")
     ] = None,
     check_it: Annotated[
-        bool, typer.Option("--check", help="Load it, send the samples alone and in batches, and compare the answers.")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--check/--no-check",
+            help="Send all samples alone and in batches, and compare the answers. Without either: load the model and send one.",
+        ),
+    ] = None,
     import_it: Annotated[
         bool,
         typer.Option(
             "--import/--no-import",
-            help="First import the handler and the model file as a worker will; without a handler, find a request that the model answers.",
+            help="First import the handler and the model file as a worker will; --no-import runs nothing of the model, and loads nothing.",
         ),
     ] = True,
     tolerance: Annotated[float, typer.Option(min=0, help="Absolute or relative tolerance for numbers.")] = 1e-4,
@@ -94,10 +98,11 @@ def pack_command(
         force,
         samples or [],
         import_it and not check_it,
+        import_it and check_it is None,
         tracking_uri,
         HuggingFaceOptions(task, adapters or [], trust_remote_code),
     )
-    actions.pack_files(files or [], order, check_it, tolerance, as_json)
+    actions.pack_files(files or [], order, bool(check_it), tolerance, as_json)
 
 
 @app.command()

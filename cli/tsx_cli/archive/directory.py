@@ -13,9 +13,9 @@ from tsx_archiver.storage.private_directory import temporary_place
 
 
 @contextmanager
-def as_directory(plan: PackingPlan) -> Iterator[Path]:
-    """As long as the context lasts."""
+def as_directory(plan: PackingPlan, *, copy: bool = False) -> Iterator[Path]:
+    """Make the directory for as long as the context lasts; `copy`: it has no links."""
     with TemporaryDirectory(prefix="tsx-model-", dir=temporary_place()) as made:
         directory = Path(made).resolve()
-        link_members(plan, directory)
+        link_members(plan, directory, copy=copy)
         yield directory

@@ -1,45 +1,82 @@
-"""A request to try a new archive with: what the default handler of its model takes, and has answered."""
+"""Loads a new model in a worker before it is packed, and sends it a sample, or a request that is made up for it."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tsx_archiver import ArchiveError, ArchiveSpec, plan_archive
+from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
+from tsx_archiver.limits import human
 from tsx_cli.archive.check import ModelSample, send
 from tsx_cli.archive.directory import as_directory
+from tsx_cli.archive.model_file import DEFAULT_HANDLER
+from tsx_cli.common.client import error_text
 from tsx_cli.common.curl import curl
-from tsx_runtime.api.samples import example_of
+from tsx_cli.common.failure import CliError
+from tsx_runtime.api.samples import example_of, sample_of
+from tsx_runtime.core.placement.devices import gpu_count
 from tsx_runtime.core.registry.registry import open_model
-from tsx_runtime.errors import LoadFailed, TsxError
+from tsx_runtime.errors import BadRequest, InvalidModel, LoadFailed, LoadOutOfMemory, TsxError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.example_requests import printing_command
+from tsx_runtime.shared.log_format import escaped
 
-LARGEST = 256 << 20  # bytes of a model that is loaded for it
+LARGEST = 256 << 20  # bytes of a model that is loaded
+GENERATED = "generated"
+_MISSING_LIBRARY = re.compile("No module named|[Ii]nstall")
+_MISSING_GPU = re.compile("cuda|nvidia|gpu", re.IGNORECASE)
+_ANYWAY = "--no-check packs it without this test."
 
 
-def find_example(spec: ArchiveSpec, settings: Settings) -> Any:
-    """The body, as JSON. None for a large model, and for one that does not tell what it takes. Raises LoadFailed."""
-    if spec.serialized_file is None or Path(spec.serialized_file).stat().st_size > LARGEST:
-        return None
+class ModelTrial(NamedTuple):
+    """`example` is the body, as JSON, of a made-up request that was answered."""
+
+    example: Any = None
+    notes: tuple[str, ...] = ()
+
+
+def try_model(spec: ArchiveSpec, settings: Settings) -> ModelTrial:
+    """Load what is to be packed, and ask it once.
+
+    Raises:
+        CliError: `tsx serve` would not load it, or a sample is answered with an error of the model.
+    """
+    plan = plan_archive(spec, warn=lambda warning: None)
+    if sum(member.size for member in plan.members) > LARGEST:
+        return ModelTrial(notes=(f"note: not loaded here, as it has more than {human(LARGEST)}; --check loads it",))
     try:
-        with as_directory(plan_archive(spec, warn=lambda warning: None)) as directory:  # linked: the archive is not unpacked for it
-            return asyncio.run(_ask(directory, settings.model_copy(update={"log_format": "text"})))  # its worker speaks to a person
-    except LoadFailed:
-        raise
-    except (ArchiveError, TsxError, OSError):  # nothing to do with packing: what is wrong is said where it is served
-        return None
+        with as_directory(plan, copy=True) as directory:  # a model-config.yaml must not be a link
+            return asyncio.run(_ask(directory, spec, settings.model_copy(update={"log_format": "text"})))  # its worker speaks to a person
+    except TsxError as error:
+        reason = escaped(error.message.partition("\n")[0].rstrip("."))
+        elsewhere = _MISSING_LIBRARY.search(error.message) or (not gpu_count() and _MISSING_GPU.search(error.message))
+        refused = isinstance(error, LoadFailed | BadRequest | InvalidModel) and not isinstance(error, LoadOutOfMemory)
+        if refused and not elsewhere:
+            text = f"{spec.model_name} does not load: {reason}. {_ANYWAY}"
+            raise CliError(text, traceback=getattr(error, "traceback", None)) from error
+        return ModelTrial(notes=(f"note: {spec.model_name} does not load on this machine: {reason}",))
+    except OSError as error:  # such as a full disk
+        return ModelTrial(notes=(f"note: {spec.model_name} could not be loaded to test it: {error}",))
 
 
-async def _ask(directory: Path, settings: Settings) -> Any:
+async def _ask(directory: Path, spec: ArchiveSpec, settings: Settings) -> ModelTrial:
     async with open_model(directory, settings) as version:
-        example = await example_of(version)
-        if example is None:
-            return None
-        answer = await send(version, ModelSample(example.source, example.content_type, example.body))
-        return json.loads(example.body) if answer.status < 400 else None
+        sample = sample_of(version) or await example_of(version)
+        if sample is None:
+            return ModelTrial()
+        answer = await send(version, ModelSample(sample.source, sample.content_type, sample.body))
+        made_up = sample.source == GENERATED
+        if answer.status < 400:
+            return ModelTrial(json.loads(sample.body) if made_up and sample.content_type == "application/json" else None)
+        source = f"a generated request ({sample.content_type})" if made_up else sample.source
+        message = error_text(answer.body).strip().splitlines() or [""]  # TorchScript's begins with pages of its code
+        reason = f"{spec.model_name} answers {source} with {answer.status}: {escaped(message[-1].rstrip('.'))}"
+        if answer.status < 500 or (made_up and (spec.handler not in BUILTIN_HANDLERS or spec.handler == DEFAULT_HANDLER)):
+            return ModelTrial(notes=(f"note: {reason}; --sample FILE tries another request",))
+        raise CliError(f"{reason}. Correct the model or its handler, or name another request with --sample. {_ANYWAY}")
 
 
 def request_line(name: str, example: Any, settings: Settings) -> str:

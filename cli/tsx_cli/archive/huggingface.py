@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tsx_archiver import ArchiveSpec
 from tsx_archiver.metadata.huggingface import is_huggingface
-from tsx_archiver.pretrained import model_name, pretrained_spec
+from tsx_archiver.names import model_name_from
+from tsx_archiver.pretrained import pretrained_spec
 from tsx_archiver.progress import progress_bar
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import archive_limits, read_pair
@@ -37,7 +38,7 @@ def is_pretrained(path: Path | None) -> bool:
 
 def name_of(path: Path) -> str:
     text = str(path)
-    return model_name(parse_hub(text).repo if is_hub(text) else path.absolute().name)
+    return model_name_from(parse_hub(text).repo.rpartition("/")[2] if is_hub(text) else path.absolute().name)
 
 
 def huggingface_spec(

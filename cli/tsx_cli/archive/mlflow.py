@@ -14,6 +14,7 @@ from typing import Any
 
 from tsx_archiver import DEFAULT_VERSION, ArchiveSpec, describe_model_file
 from tsx_archiver.metadata.mlmodel import DIRECTORY, FILE, MANIFEST_KEY, PYTORCH, MLmodel, read_mlmodel
+from tsx_archiver.names import model_name_from
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
@@ -36,7 +37,7 @@ def default_name(path: Path) -> str:
     """The registered model's, the last part of a run's path, or the directory's."""
     text = str(path)
     name = re.split("[/@]", text.removeprefix(REGISTRY))[0] if text.startswith(REGISTRY) else path.absolute().name
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name).lstrip("_.-") or "model"
+    return model_name_from(name)
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,16 +15,16 @@ from typing import TYPE_CHECKING
 from tsx_archiver import ArchiveSpec, Format, write_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.limits import human
+from tsx_archiver.packing import check_config
 from tsx_archiver.progress import progress_bar
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.importing import check_code
 from tsx_cli.archive.mlflow import is_uri, mlflow_spec
-from tsx_cli.archive.model_file import DEFAULT_HANDLER, HandlerFiles, work_out
+from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.archive.source import source_kind
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
-from tsx_runtime.shared.log_format import escaped
 
 if TYPE_CHECKING:
     from tsx_cli.archive.check import CheckResult
@@ -45,6 +46,7 @@ class Packing:
     force: bool
     samples: Sequence[Path]
     import_it: bool = True
+    try_it: bool = True
     tracking_uri: str | None = None  # of MLflow's server
     huggingface: HuggingFaceOptions = field(default_factory=HuggingFaceOptions)
 
@@ -113,14 +115,21 @@ def _pack(spec: ArchiveSpec, notes: list[str], order: Packing, *, quiet: bool) -
         config_file=order.config_file or spec.config_file,
         contents=samples or spec.contents,
     )
+    if spec.config_file:  # of an author, who can correct it: no key that looks misspelt is passed on
+        check_config(Path(spec.config_file))
     _say(notes, quiet)
     imported = check_code(spec, import_it=order.import_it)
     _say(imported, quiet)
     notes += imported
+    tries = order.try_it and not spec.extra_manifest  # which models of Hugging Face and MLflow have
+    if any(text.startswith("note: ") for text in imported):  # its code does not even import here
+        tries = False
+    line, tried = _try_it(spec) if tries else (None, [])
+    _say(tried, quiet)
+    notes += tried
     warnings: list[str] = []
     with progress_bar(f"Packing {spec.model_name}", shown=not quiet and sys.stderr.isatty()) as progress:
         written = write_archive(spec, order.export_path, format=order.format, force=order.force, progress=progress, warn=warnings.append)
-    line = example_line(spec, warnings.append) if order.import_it and spec.handler == DEFAULT_HANDLER else None
     for warning in warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     bytes_written = (
@@ -133,32 +142,35 @@ def _pack(spec: ArchiveSpec, notes: list[str], order: Packing, *, quiet: bool) -
     return Packed(str(written), spec.model_name, spec.version, spec.handler, bytes_written, notes, warnings, line)
 
 
-def example_line(spec: ArchiveSpec, warn: Callable[[str], None]) -> str | None:
-    """A request that the default handler answers, as a line for a shell; None where none is found, and for a model that does not load."""
-    from tsx_cli.archive.example import find_example, request_line  # here, for the reason below
-    from tsx_runtime.errors import LoadFailed, SettingError
+def _try_it(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
+    """Load the model and ask it; return a request that it has answered, as a line for a shell, and notes."""
+    from tsx_cli.archive.example import request_line, try_model  # here, for the reason below
+    from tsx_runtime.errors import SettingError
 
     settings, _ = read_settings(None, quiet=True)
+    with silent():
+        trial = try_model(spec, settings)
     try:
-        with silent():
-            example = find_example(spec, settings)
-        return None if example is None else request_line(spec.model_name, example, settings)
-    except LoadFailed as error:  # it may load where it is served
-        warn(f"{spec.model_name} does not load on this machine: {escaped(error.message.partition(chr(10))[0])}")
-        return None
+        line = None if trial.example is None else request_line(spec.model_name, trial.example, settings)
     except (SettingError, OSError):  # a certificate that no server can use, which `tsx serve` says
-        return None
+        line = None
+    return line, list(trial.notes)
 
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """What a worker says of a failure is in its error as well."""
+    """Log nothing, as a worker's failure is in its error as well; send what a worker prints to stderr."""
     logger = logging.getLogger("tsx")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
+    sys.stdout.flush()
+    results = os.dup(1)
+    os.dup2(2, 1)
     try:
         yield
     finally:
+        os.dup2(results, 1)
+        os.close(results)
         logger.setLevel(level)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any
@@ -14,6 +14,7 @@ from tsx_cli.bench.model.configuration import parse_numbers
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.client import error_text
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.optimize.guard.labels import with_names
 from tsx_cli.optimize.guard.limits import Limit, load_metric, parse_limits
 from tsx_cli.optimize.guard.verdict import FormGuard
 from tsx_cli.optimize.options import OptimizeOptions
@@ -34,9 +35,14 @@ class OutOfTime(Exception):
 
 
 class Criteria:
-    """The options that decide whether answers are right. `labels` are those of the held-out rows. Raises UsageError, CliError."""
+    """The options that decide whether answers are right.
 
-    def __init__(self, options: OptimizeOptions, labels: Sequence[Any] | None = None) -> None:
+    `labels` are those of the held-out rows; `names` are those of the classes, by number.
+    """
+
+    def __init__(self, options: OptimizeOptions, labels: Sequence[Any] | None = None, names: Mapping[str, str] | None = None) -> None:
+        """Read the options. Raises UsageError, CliError."""
+        self._names = names or {}
         custom = None if options.metric is None else load_metric(options.metric)
         self._custom = custom and custom[1]
         self._limits = parse_limits(options.max_loss, options.tolerance, custom and custom[0])
@@ -45,7 +51,10 @@ class Criteria:
 
     def guard(self, reference: Sequence[ComparedAnswer]) -> FormGuard:
         """For the first rows, of which these are the answers. Raises CliError."""
-        return FormGuard(reference, self._limits, self.labels and self.labels[: len(reference)], self._custom, self._seed)
+        labels = self.labels and self.labels[: len(reference)]
+        if labels and not self._custom:  # a function of the user's own gets them as they are
+            labels = with_names(labels, reference, self._names)
+        return FormGuard(reference, self._limits, labels, self._custom, self._seed)
 
     def batch_keeps(
         self, limits: Sequence[Limit], rows: Sequence[int], alone: Sequence[ComparedAnswer], together: Sequence[ComparedAnswer]

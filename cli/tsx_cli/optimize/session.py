@@ -27,6 +27,7 @@ from tsx_cli.bench.search.run_options import DEVICES, command_line, plain, words
 from tsx_cli.bench.workload.inputs import choose_payloads, of_archive
 from tsx_cli.bench.workload.payloads import Payload, mix
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.inputs import INDEX_TO_NAME
 from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.run_directory import write_results
 from tsx_cli.optimize.builder import FormBuilder
@@ -41,6 +42,7 @@ from tsx_cli.optimize.run import Optimization
 from tsx_cli.optimize.write_back import BuiltForm, digest_of, keep_forms, measured_of
 from tsx_runtime.core.placement.devices import gpu_count
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.class_names import read_class_names
 
 FEWEST = 8  # rows
 CALIBRATION = 256  # rows at most; a quarter of what there is
@@ -107,7 +109,10 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
         payloads, source = choose_payloads(archive.source, inputs, seed=options.seed, content_type=options.content_type)
         labels = None if options.labels is None else read_labels(Path(options.labels), payloads)
         rows = divided(payloads, labels, options.seed, options.rows)
-        criteria = Criteria(options, rows.labels)
+        names = None
+        with suppress(ValueError):  # in a form that only a handler of the user's own reads
+            names = read_class_names(archive.directory / INDEX_TO_NAME)
+        criteria = Criteria(options, rows.labels, names)
         ends = time.monotonic() + request.time_limit
         with Progress(ends, quiet=request.quiet) as progress, OptimizeJournal(request.directory, new=past is None) as journal:
             progress.doing("examining this machine")

@@ -42,7 +42,9 @@ torch.save(net, "whole_legacy.pth", _use_new_zipfile_serialization=False)
 torch.save(nn.Linear(2, 2), "layer.pth")
 torch.jit.script(net).save("script.pt")
 torch.jit.trace(net, torch.zeros(1, 4)).save("trace.pt")
-torch.export.save(torch.export.export(net, (torch.zeros(1, 4),)), "program.pt2")
+torch.export.save(torch.export.export(net, (torch.zeros(8, 4),)), "program.pt2")
+rows = ({0: torch.export.Dim("rows")},)
+torch.export.save(torch.export.export(net, (torch.zeros(8, 4),), dynamic_shapes=rows), "dynamic.pt2")
 """
 
 
@@ -66,7 +68,8 @@ def written(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("layer.pth", "eager", "a whole pickled torch.nn.modules.linear.Linear", "torch.nn.modules.linear.Linear"),
         ("script.pt", "torchscript", "", None),
         ("trace.pt", "torchscript", "", None),
-        ("program.pt2", "exported", "", None),
+        ("program.pt2", "exported", "takes batches of exactly 8", None),
+        ("dynamic.pt2", "exported", "", None),
     ],
 )
 def test_what_torch_writes_is_reported_from_its_bytes(

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import screen
-from tsx_archiver import BUILTIN_HANDLERS
+from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, write_archive
 from tsx_archiver.errors import ArchiveTooLarge
 from tsx_cli.archive import importing
 from tsx_cli.archive.model_file import NOT_SERVED
@@ -163,7 +163,7 @@ CLASS = "import torch\nclass Net(torch.nn.Module):\n    def __init__(self, width
 def test_a_handler_is_compiled_and_imported_before_it_is_packed(run: Run, tmp_path: Path, code: str, said: str | None) -> None:
     (tmp_path / "near.py").write_text("print('imported')\n")
     (tmp_path / "h.py").write_text(code)
-    words = ("archive", "--name", "own", "--handler", "h.py", "--extra-files", "near.py")
+    words = ("archive", "--name", "own", "--handler", "h.py", "--extra-files", "near.py", "--no-check")
     ended = run(*words)
     assert (ended.code, (tmp_path / "own.mar").exists()) == ((0, True) if said is None else (1, False)), ended
     assert (said or "") in ended.err
@@ -293,7 +293,7 @@ def test_a_handler_of_ones_own_may_load_anything(run: Run, tmp_path: Path) -> No
     (tmp_path / "other.bin").write_bytes(b"own format")
     (tmp_path / "other.own").write_bytes(b"own format")
     for name in ("whole.pt", "weights.pt", "other.bin", "other.own"):
-        ended = run("archive", name, "--handler", DIGITS / "handler.py", "--force")
+        ended = run("archive", name, "--handler", DIGITS / "handler.py", "--force", "--no-check")
         assert ended.code == 0, ended.err
         assert ("note: other.bin is not a model file" in ended.out) is (name == "other.bin")
         assert ended.out.count("note: ") == (name == "other.bin")
@@ -357,10 +357,10 @@ def test_a_handler_that_is_misspelt_names_the_nearest_one(run: Run) -> None:
 
 
 def test_a_handler_of_torchserve_that_is_not_carried_is_packed_with_a_note(run: Run) -> None:
-    ended = run("archive", DIGITS / "digits.pt", "--handler", "vllm_handler")
+    ended = run("archive", DIGITS / "digits.pt", "--handler", "vllm_handler", "--no-check")
     assert ended.code == 0, ended.err
     assert "note: TorchServe has vllm_handler, but this version of tsx does not, so it cannot serve the model\n" in ended.out
-    assert "note: " not in run("archive", DIGITS / "digits.pt", "--handler", "image_classifier", "--force").out
+    assert "note: " not in run("archive", DIGITS / "digits.pt", "--handler", "image_classifier", "--force", "--no-check").out
     assert set(BUILTIN_HANDLERS) <= {*BUILTIN, *NOT_SERVED}
     assert tuple(ELSEWHERE) == NOT_SERVED
 
@@ -371,12 +371,31 @@ def test_a_network_beside_a_model_that_brings_its_own_is_refused(run: Run) -> No
     assert "digits.pt is TorchScript and contains its network; remove --model-file" in ended.err
 
 
-def test_a_doubtful_configuration_is_a_warning(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "model-config.yaml").write_text("batchsize: 4\n")
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("batchsize: 4", "batchsize is not a known key; did you mean batchSize?"),
+        ("batch_size: 4", "batch_size is not a known key; did you mean batchSize?"),
+        ("batchSize: many", "batchSize: 'many' is invalid: "),
+        ("minWorkers: -1", "minWorkers: -1 is invalid: "),
+        ("warmup: [{fil: a.png}]", "warmup[1].fil is not a known key; did you mean warmup[1].file?"),
+        ("colour: red\nbatchSize: 4", None),
+    ],
+)
+def test_a_configuration_that_would_not_be_used_is_refused_to_its_author(run: Run, tmp_path: Path, config: str, said: str | None) -> None:
+    (tmp_path / "model-config.yaml").write_text(config)
     ended = run("archive", "--no-import", DIGITS / "digits.pt", "-c", "model-config.yaml")
-    assert ended.code == 0
-    assert "Warning: " in ended.err
-    assert "batchSize" in ended.err
+    assert (ended.code, (tmp_path / "digits.mar").exists()) == ((0, True) if said is None else (1, False)), ended
+    assert (said or "") in ended.err
+
+
+def test_a_foreign_archive_with_such_a_configuration_is_only_noted(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "model-config.yaml").write_text("batchsize: 4\n")
+    warnings: list[str] = []
+    write_archive(ArchiveSpec("foreign", str(DIGITS / "handler.py"), config_file="model-config.yaml"), tmp_path, warn=warnings.append)
+    assert warnings == ["model-config.yaml: batchsize is not a known key; did you mean batchSize?"], "torch-model-archiver's way"
+    ended = run("archive", "inspect", "foreign.mar")
+    assert (ended.code, "note: model-config.yaml: batchsize is not a known key" in ended.out) == (0, True)
 
 
 @pytest.mark.usefixtures("processes")

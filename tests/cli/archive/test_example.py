@@ -47,24 +47,83 @@ def test_the_line_reaches_a_socket_and_runs_nothing_that_a_model_names(size: int
     assert f'{{"instances": [{{"{name}": [0' in printed
 
 
-def test_a_model_that_does_not_load_here_is_packed_without_a_request(run: Run, tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_are_refused_unless_no_check(run: Run, tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(
         "import torch\n\nclass Net(torch.nn.Linear):\n    def __init__(self):\n        super().__init__(4, 3)\n"
     )
     torch.save({"other": torch.zeros(1)}, tmp_path / "net.pth")
-    (packed,) = json.loads(run("archive", "net.pth", "--model-file", "model.py", "--json").out)
-    assert (packed["archive"], packed["request"]) == ("net.mar", None)
-    (warning,) = packed["warnings"]
-    assert warning.startswith("net does not load on this machine: net.pth does not fit model.py: 2 missing keys")
-    ended = run("archive", "net.pth", "--model-file", "model.py", "--force")
-    assert f"Warning: {warning}" in ended.err
-    assert ended.out.endswith("try it: tsx serve net.mar\n")
+    words = ("archive", "net.pth", "--model-file", "model.py", "--json")
+    ended = run(*words)
+    assert (ended.code, ended.out) == (1, "")
+    assert ended.err.startswith("Error: net does not load: net.pth does not fit model.py: 2 missing keys")
+    assert not (tmp_path / "net.mar").exists()
+    (packed,) = json.loads(run(*words, "--no-check").out)
+    assert (packed["archive"], packed["request"], packed["warnings"]) == ("net.mar", None, [])
+
+
+METHODS = "class Own:\n    def initialize(self, context): {}\n    def handle(self, {}): return data and [1 / len(data[0])]\n"
+REFUSED = {
+    "no handle": ("class Own:\n    def initialize(self, context): pass\n", "Class Own of handler own.py has no method handle"),
+    "a function of one argument": ("def handle(data): return data\n", "is called with (data, context), which it does not take"),
+    "a method of one argument": (METHODS.format("pass", "data"), "Own.handle of handler own.py is called with (data, context)"),
+    "a failure to load": (METHODS.format("open('gone.txt')", "data, context"), "The archive does not contain 'gone.txt'"),
+    "a sample that fails": (
+        "def handle(data, context): return data and [1 / 0]\n",
+        "answers samples/one.json with 500: Prediction failed",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_handler_that_cannot_work_is_not_packed(run: Run, tmp_path: Path, fault: str) -> None:
+    code, reason = REFUSED[fault]
+    (tmp_path / "own.py").write_text(code)
+    (tmp_path / "one.json").write_text("[1]")
+    words = ("archive", "--name", "own", "--handler", "own.py", "--sample", "one.json")
+    ended = run(*words)
+    assert (ended.code, reason in ended.err, "--no-check packs it" in ended.err) == (1, True, True), ended
+    assert not (tmp_path / "own.mar").exists()
+    assert run(*words, "--no-check").code == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "note"),
+    [
+        ("import no_such_library", "ModuleNotFoundError: No module named 'no_such_library'"),
+        ("raise RuntimeError('Found no NVIDIA driver on your system')", "Found no NVIDIA driver on your system"),
+    ],
+)
+def test_what_this_machine_lacks_is_only_noted(run: Run, tmp_path: Path, code: str, note: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_cli.archive.example.gpu_count", lambda: 0)
+    (tmp_path / "own.py").write_text(METHODS.format(code, "data, context"))
+    ended = run("archive", "--name", "own", "--handler", "own.py")
+    assert (ended.code, "note: own does not load on this machine" in ended.out, note in ended.out) == (0, True, True), ended
+
+
+def test_an_image_classifier_must_answer_an_image(run: Run, tmp_path: Path) -> None:
+    for name, channels in (("grey", 1), ("colour", 3)):
+        network = torch.nn.Sequential(torch.nn.Conv2d(channels, 2, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
+        torch.jit.script(network.eval()).save(tmp_path / f"{name}.pt")
+    ended = run("archive", "grey.pt", "--handler", "image_classifier")
+    assert (ended.code, (tmp_path / "grey.mar").exists()) == (1, False)
+    assert "grey answers a generated request (image/png) with 500: RuntimeError: Given groups=1" in ended.err
+    assert "to have 1 channels, but got 3 channels instead. Correct the model or its handler" in ended.err
+    assert run("archive", "colour.pt", "--handler", "image_classifier").code == 0
+
+
+def test_a_large_model_is_not_loaded_unless_it_is_asked_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tsx_cli.archive.example.LARGEST", 10)
+    (tmp_path / "own.py").write_text(METHODS.format("1 / 0", "data, context"))
+    ended = run("archive", "--name", "own", "--handler", "own.py")
+    assert (ended.code, "note: not loaded here, as it has more than 10 bytes" in ended.out) == (0, True), ended
 
 
 def test_a_request_that_is_answered_with_an_error_is_not_printed(run: Run, tmp_path: Path) -> None:
     model = torch.jit.trace(torch.nn.Sequential(torch.nn.Linear(4, 4), Spectrum()), torch.zeros(1, 4))
     model.save(tmp_path / "spectrum.pt")  # its answers are complex numbers, which JSON has not
     ended = run("archive", "spectrum.pt")
+    assert ended.code == 0, "a made-up request of numbers may be none that the model takes"
+    assert "note: spectrum answers a generated request (application/json) with 5" in ended.out
     assert "try it: tsx serve spectrum.mar\n" in ended.out
     assert "another terminal" not in ended.out
 

@@ -14,10 +14,11 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from safetensors.torch import save_file
 
 from tests.cli.conftest import DIGITS, Run
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, screen, started, tsx
-from tsx_archiver import plan_archive
+from tsx_archiver import open_archive, plan_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.archive.model_file import HandlerFiles, work_out
@@ -48,6 +49,18 @@ def test_of_a_bare_model_the_code_is_copied_and_all_else_linked() -> None:
         assert manifest["model"]["modelName"] == "digits"
     assert not directory.exists()
     assert (DIGITS / "digits.pth").exists()
+
+
+def test_the_configuration_of_a_model_directory_is_copied_as_a_server_reads_no_links(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["BertForSequenceClassification"], "model_type": "bert"}')
+    (tmp_path / "model-config.yaml").write_text("batchSize: 4\n")
+    save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with ExitStack() as stack:
+        start = find_model(None, tmp_path, HandlerFiles(), stack)
+        assert start.path is not None
+        with open_archive(start.path) as opened:
+            assert opened.config.raw == {"batchSize": 4}
 
 
 def test_a_bare_onnx_model_loads_with_the_weights_beside_it(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from tsx_cli.bench.workload.payloads import Payload
 from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.optimize.guard.answers import best_labels, decode
+from tsx_runtime.plugins import ComparedAnswer
 
 _FORMATS = 'a .json object {"FILE": LABEL}, .jsonl lines {"file": "FILE", "label": LABEL}, a .csv of FILE,LABEL, or .jsonl labels in order'
 
@@ -72,3 +75,13 @@ def _by_name(file: Path, labels: Mapping[str, Any], payloads: Sequence[Payload])
     if missing:
         raise CliError(f"--labels {file} has no label for {len(missing)} of {len(names)} requests, such as '{missing[0]}'; add them")
     return [labels[key] for key in keys]
+
+
+def with_names(labels: Sequence[Any], reference: Sequence[ComparedAnswer], names: Mapping[str, str]) -> list[Any]:
+    """Replace numbers of classes by their names, in the rows that the model answers with names."""
+    named = list(labels)
+    for row, answer in enumerate(reference):
+        with suppress(ValueError):  # an answer that ranks nothing
+            if str(named[row]) not in names.values() and not best_labels(decode(answer)).isdisjoint(names.values()):
+                named[row] = names.get(str(named[row]), named[row])
+    return named

@@ -89,6 +89,7 @@ def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutine
     entry, name = find_entry(handler, model_dir)
     if inspect.isclass(entry):
         return _from_class(entry, name, context, coroutines)
+    _check_parameters(entry, f"Function {getattr(entry, '__name__', name)} of handler {name}", "data, context")
     _initialised(name, lambda: coroutines.finish(entry(None, context)))
     return LoadedHandler(entry, name, None)
 
@@ -211,8 +212,19 @@ def _from_class(kind: type, handler: str, context: Context, coroutines: Coroutin
                 f"Class {kind.__name__} of handler {handler} has no method {method}. "
                 f"Add `def {method}(self, {arguments})`, or derive it from ts.torch_handler.base_handler.BaseHandler."
             )
+        _check_parameters(getattr(instance, method), f"{kind.__name__}.{method} of handler {handler}", arguments)
     _initialised(handler, lambda: coroutines.finish(instance.initialize(context)))
     return LoadedHandler(instance.handle, handler, instance)
+
+
+def _check_parameters(call: Callable[..., Any], named: str, arguments: str) -> None:
+    """Refuse at load what every request would fail on: an entry that does not take what it is called with."""
+    try:
+        inspect.signature(call).bind(*arguments.split(", "))
+    except TypeError as error:
+        raise LoadError(f"{named} is called with ({arguments}), which it does not take: {error}. Give it these parameters.") from None
+    except ValueError:  # a function in C need not tell its parameters
+        pass
 
 
 def _initialised(handler: str, act: Callable[[], Any]) -> Any:

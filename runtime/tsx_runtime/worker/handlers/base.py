@@ -221,7 +221,7 @@ class BaseHandler:
     @timed
     def postprocess(self, data: Any) -> list[Any]:
         if isinstance(data, TensorBatch):
-            return data.answers(self.context)
+            return data.answers(self.context, self.mapping)
         result: list[Any] = data.tolist()
         return result
 

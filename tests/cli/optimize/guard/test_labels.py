@@ -8,7 +8,8 @@ import pytest
 
 from tsx_cli.bench.workload.payloads import Payload, read_payloads
 from tsx_cli.common.failure import CliError
-from tsx_cli.optimize.guard.labels import read_labels
+from tsx_cli.optimize.guard.labels import read_labels, with_names
+from tsx_runtime.plugins import ComparedAnswer
 
 NAMED = [Payload(b"1", name="cats/1.png"), Payload(b"2", name="dogs/2.png")]
 LINES = [{"file": "dogs/2.png", "label": "dog"}, {"file": "cats/1.png", "label": "cat"}]
@@ -61,3 +62,19 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path, name: str, text: str
 def test_a_missing_file_of_labels_is_reported(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="cannot be read: No such file"):
         read_labels(tmp_path / "a.json", NAMED)
+
+
+@pytest.mark.parametrize(
+    ("answer", "label", "expected"),
+    [
+        ({"cat": 0.9, "dog": 0.1}, 1, "dog"),
+        ({"cat": 0.9, "dog": 0.1}, "1", "dog"),
+        ({"cat": 0.9, "dog": 0.1}, "dog", "dog"),
+        ({"cat": 0.9, "dog": 0.1}, 7, 7),
+        ([0.9, 0.1], 1, 1),
+        ("a text", 1, 1),
+    ],
+)
+def test_a_number_of_a_class_is_its_name_where_the_model_answers_with_names(answer: Any, label: Any, expected: Any) -> None:
+    reference = ComparedAnswer(200, {"content-type": "application/json"}, json.dumps(answer).encode())
+    assert with_names([label], [reference], {"0": "cat", "1": "dog"}) == [expected]

@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tsx_runtime.shared.class_names import read_class_names
 from tsx_runtime.worker.exceptions import LoadError
 
 
 def load_label_mapping(mapping_file_path: str | Path) -> dict[str, str] | None:
-    """None where there is no such file. The shapes: {"0": name}, {"0": [id, name]}, {"object_type_names": [names]}."""
-    path = Path(mapping_file_path)
-    if not path.is_file():
-        return None
+    """Return number -> name; None where there is no such file. Raises LoadError."""
     try:
-        data = json.loads(path.read_bytes())
+        return read_class_names(Path(mapping_file_path))
     except ValueError as error:
-        raise LoadError(f"{path.name} is not JSON: {error}") from error
-    if isinstance(data, dict) and isinstance(data.get("object_type_names"), list):
-        data = dict(enumerate(data["object_type_names"]))
-    if not isinstance(data, dict):
-        raise LoadError(f'{path.name} holds a {type(data).__name__}; it must map numbers to names, as in {{"0": "cat"}}')
-    return {str(number): _name(number, value, path) for number, value in data.items()}
-
-
-def _name(number: Any, value: Any, path: Path) -> str:
-    if isinstance(value, list) and value:
-        value = value[-1]
-    if not isinstance(value, str | int | float):
-        kind = type(value).__name__
-        raise LoadError(f"{path.name} gives class {number} a {kind} as its name; it must be text, or a list that ends with text")
-    return str(value)
+        raise LoadError(str(error)) from error
 
 
 def map_class_to_label(

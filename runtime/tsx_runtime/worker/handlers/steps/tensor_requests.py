@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -24,6 +24,7 @@ from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
 from tsx_runtime.worker.exceptions import form_advice, text_of
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
+from tsx_runtime.worker.handlers.steps.labels import map_class_to_label
 
 PLAIN, PREDICTIONS, TENSORS = "plain", "predictions", "tensors"  # forms of an answer: as it is, {"predictions": ...}, for an encoder
 SPLIT, RECORDS = "dataframe_split", "dataframe_records"
@@ -106,8 +107,9 @@ class TensorBatch:
             raise UnusableRows(errors)
         return TensorBatch(requests, [outputs[position] for position in range(len(requests))])
 
-    def answers(self, context: Context) -> list[Any]:
-        return [answer_of(request, output, context) for request, output in zip(self.requests, self.outputs, strict=True)]
+    def answers(self, context: Context, names: Mapping[str, str] | None = None) -> list[Any]:
+        """Return an answer for each request; `names` are those of the classes."""
+        return [answer_of(request, output, context, names) for request, output in zip(self.requests, self.outputs, strict=True)]
 
 
 def read_request(row: Any, specs: Sequence[InputSpec]) -> TensorRequest:
@@ -135,12 +137,15 @@ def read_request(row: Any, specs: Sequence[InputSpec]) -> TensorRequest:
     return TensorRequest(inputs, single, form, ambiguous)
 
 
-def answer_of(request: TensorRequest, output: Any, context: Context) -> Any:
+def answer_of(request: TensorRequest, output: Any, context: Context, names: Mapping[str, str] | None = None) -> Any:
     """What a handler returns for the request."""
     if request.form in (PLAIN, PREDICTIONS):
         if request.single:
-            return _numbers(_row(output, 0, 1))
+            row = _numbers(_row(output, 0, 1))
+            return _named(row, names) if names else row
         rows = output.tolist() if isinstance(output, torch.Tensor) else _rows(output, request.rows)
+        if names and isinstance(rows, list):
+            rows = [_named(row, names) for row in rows]
         return {"predictions": rows} if request.form == PREDICTIONS else rows
     if isinstance(output, list | tuple):
         output = {f"{OUTPUT}-{number}": value for number, value in enumerate(output)}
@@ -353,6 +358,13 @@ def _row(output: Any, position: int, count: int) -> Any:
 
 def _rows(output: Any, count: int) -> list[Any]:
     return [_numbers(_row(output, position, count)) for position in range(count)]
+
+
+def _named(row: Any, names: Mapping[str, str]) -> Any:
+    """Put the names of the classes beside a row's scores, if it has one score for each name."""
+    if isinstance(row, list) and len(row) == len(names) == len({*names.values()}) and isinstance(row[0], float):
+        return map_class_to_label([row], names)[0]
+    return row
 
 
 def _numbers(output: Any) -> Any:

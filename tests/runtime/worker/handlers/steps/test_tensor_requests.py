@@ -163,6 +163,24 @@ def test_a_row_and_rows_in_every_form_give_the_models_own_numbers(made: Made, fo
     assert answer == {}
 
 
+def test_scores_get_the_names_of_the_classes(made: Made) -> None:
+    handler = made("linear")
+    scores = of("linear", [ROW])[0]
+    handler.mapping = {"0": "cat", "1": "dog", "2": "eel"}
+    named = dict(zip(("cat", "dog", "eel"), scores, strict=True))
+    for body, answer in ((ROW, named), ([ROW, ROW], [named] * 2), ({"instances": [ROW]}, {"predictions": [named]})):
+        assert handler.ask({"body": body}) == [answer]
+    inputs = {"inputs": [tensor(ROW, [1, 4])]}
+    assert handler.ask({"body": inputs})[0]["outputs"][0]["data"] == scores
+
+
+@pytest.mark.parametrize("mapping", [{"0": "cat", "1": "dog"}, {"0": "cat", "1": "cat", "2": "dog"}, {}])
+def test_names_that_are_not_one_for_each_score_change_nothing(made: Made, mapping: dict[str, str]) -> None:
+    handler = made("linear")
+    handler.mapping = mapping
+    close(handler.ask({"body": ROW})[0], of("linear", [ROW])[0])
+
+
 def test_tensors_of_the_open_inference_protocol_are_answered_as_such(made: Made) -> None:
     handler, (own,) = made("linear"), of("linear", [ROW])
     (answer,) = handler.ask({"body": {"id": "7", "inputs": [tensor(ROW * 2, [2, 4])], "outputs": [{"name": "y"}]}})
