@@ -29,6 +29,9 @@ from tsx_archiver.errors import CannotOpen, EmptyArchive, ForeignFile, InvalidMa
 def test_a_missing_file_is_named(tmp_path: Path, cache: Path) -> None:
     with pytest.raises(ArchiveNotFound, match=r"gone.mar does not exist. Check the path"):
         open_archive(tmp_path / "gone.mar", cache=cache)
+    (tmp_path / "digits.mar").touch()
+    with pytest.raises(ArchiveNotFound, match=r"digit.mar does not exist; did you mean 'digits.mar'\?"):
+        open_archive(tmp_path / "digit.mar", cache=cache)
 
 
 @pytest.mark.parametrize(

@@ -290,3 +290,14 @@ def test_host_and_ports_of_grpc_are_reported_like_those_of_http() -> None:
     assert (changed.grpc_inference_address, changed.grpc_inference_port) == ("::1", 9)
     assert (changed.grpc_management_address, changed.grpc_management_port) == ("::1", 7071)
     assert with_grpc_addresses(Settings(), None, {"grpc_inference": None}) == Settings()
+
+
+def test_a_missing_file_names_the_one_of_nearly_its_name_here_or_in_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "digits.mar").touch()
+    with pytest.raises(CliError, match=r"nor in the model store 'store'; did you mean 'digits.mar'"):
+        locate("digit.mar", "model store", Path("store"))
+    (tmp_path / "digita.mar").touch()
+    with pytest.raises(CliError, match=r"did you mean 'digita.mar'"):
+        locate("digit.mar", "model store", None)
