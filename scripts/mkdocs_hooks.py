@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import functools
 import posixpath
 import re
@@ -17,6 +18,17 @@ from mkdocs.structure.pages import Page
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
 MARKED = re.compile(r"^```(\w+) (?:run|write (\S+))$", re.MULTILINE)  # tests/docs/test_documentation.py runs these
 ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
+BOOSTS = {  # of a page's rank in the search: what looks up or records stands behind what explains
+    "docs/start/faq.md": 2.0,
+    "docs/reference/*": 0.1,
+    "docs/deploy/*": 0.5,
+    "docs/torchserve*.md": 0.1,
+    "docs/architecture.md": 0.05,
+    "docs/data-plane.md": 0.05,
+    "docs/bench/*": 0.1,
+    "benchmarks/*": 0.01,
+    "CHANGELOG.md": 0.1,
+}
 BOUNDS = {"gt": "more than", "ge": "at least", "le": "at most"}
 
 
@@ -43,6 +55,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Markers of tested blocks become the name of the file that is written, or nothing; `\\|` in a table's code becomes `|`."""
+    boost = next((boost for paths, boost in BOOSTS.items() if fnmatch.fnmatch(page.file.src_uri, paths)), 1.0)
+    page.meta.setdefault("search", {"boost": boost})
     markdown = MARKED.sub(lambda block: f"```{block[1]}" + (f' title="{block[2]}"' if block[2] else ""), markdown)
     return ROW.sub(lambda row: re.sub(r"`[^`]+`", lambda code: code[0].replace(r"\|", "|"), row[0]), markdown)
 

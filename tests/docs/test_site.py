@@ -2,15 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import unquote, urlencode, urljoin, urlsplit
 
 import pytest
 
+from tests.support.browser import installed_browser
+from tests.ui.conftest import ARGUMENTS
+
 ROOT = Path(__file__).parents[2]
+GUIDES = {  # words that people search for, and the page that the search of the site lists first
+    "authentication": "/start/faq/",
+    "API key": "/start/faq/",
+    "return an image": "/start/faq/",
+    "image response": "/start/faq/",
+    "memory limit": "/start/faq/",
+    "limit memory": "/start/faq/",
+    "out of memory": "/start/faq/",
+    "text classification": "/text-classifier/",
+    "vocabulary": "/text-classifier/",
+    "nginx": "/start/faq/",
+    "path prefix": "/start/faq/",
+    "reverse proxy": "/start/faq/",
+    "rollback": "/start/faq/",
+    "canary": "/routing/",
+    "quantization": "/optimize/",
+    "streaming": "/serving-modes/",
+    "CORS": "/http-api/",
+    "upgrade": "/start/faq/",
+    "https": "/configuration/",
+    "GPU": "/start/faq/",
+    "batch size": "/batching/",
+    "timeout": "/client/",
+}
 
 
 class Html(HTMLParser):
@@ -42,16 +75,61 @@ def leads_somewhere(url: str, page: Path, site: Path, pages: dict[Path, Html]) -
     return target.is_file() and (target not in pages or unquote(parts.fragment) in pages[target].anchors)
 
 
-@pytest.mark.usefixtures("processes")
-def test_site_builds_strictly_and_its_links_lead_somewhere(tmp_path: Path) -> None:
-    site = tmp_path.resolve() / "site"
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = tmp_path_factory.mktemp("documentation").resolve() / "site"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", site]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+    return site
 
+
+@pytest.mark.usefixtures("processes")
+def test_site_builds_strictly_and_its_links_lead_somewhere(site: Path) -> None:
     pages = {path: Html(path.read_text(encoding="utf-8")) for path in site.rglob("*.html")}
     followed = [(path, url) for path, page in pages.items() for url in {*page.links, *page.loads} if is_internal(url)]
     assert len(followed) > 1000
     assert [(str(path), url) for path, url in followed if not leads_somewhere(url, path, site, pages)] == []
     from_elsewhere = [url for page in pages.values() for url in page.loads if urlsplit(url).netloc]
     assert from_elsewhere == [], "readers' browsers would ask other hosts for parts of a page"
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write no access log."""
+
+
+@contextmanager
+def served(site: Path) -> Iterator[str]:
+    handler = functools.partial(QuietHandler, directory=site)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes")
+def test_a_search_finds_the_guide_first(site: Path) -> None:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which the extra `dev` installs")
+    program = installed_browser()
+    if program is None:
+        pytest.skip("needs a browser, which scripts/install-browser installs")
+    with served(site) as address, sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        try:
+            page = browser.new_page()
+            assert {words: first_result(page, address, words) for words in GUIDES} == GUIDES
+        finally:
+            browser.close()
+
+
+def first_result(page: Any, address: str, words: str) -> str:
+    page.goto(f"{address}?{urlencode({'q': words})}")
+    page.locator(".md-search-result__meta", has_text="matching").wait_for(state="attached")
+    link = page.locator("a.md-search-result__link").first.get_attribute("href")
+    return urlsplit(urljoin(page.url, link)).path
