@@ -61,7 +61,7 @@ def test_a_client_registers_what_is_allowed_and_the_commit_is_remembered(served:
     assert not weights.is_symlink()  # an isolated worker may read it
     assert weights.stat().st_nlink == 2  # it takes no room of its own
     assert (version.archive.directory / "huggingface_model" / "modeling_own.py").stat().st_nlink == 1
-    saved = json.loads(describe(server.registry.models.values(), "x.cfg", 0, None))
+    saved = json.loads(describe(server.registry.models.values(), "x.cfg", 0, None, {}))
     restored = saved["models"]["tiny"]["1.0"]["marName"]
     assert restored == f"hf:org/tiny@{commit}"
     (start,) = models_from_settings(server.settings.model_copy(update={"load_models": [f"mine={restored}"]}))
