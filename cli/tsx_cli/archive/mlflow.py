@@ -102,7 +102,7 @@ def _downloaded(uri: str, tracking_uri: str | None, place: Path) -> tuple[Path, 
         found = Path(mlflow.artifacts.download_artifacts(origin["source"], dst_path=str(place)))
     except Exception as error:  # a store of artifacts raises whatever its own library does
         server = mlflow.get_tracking_uri()
-        raise CliError(f"{uri} cannot be read from {server}: {error}; --tracking-uri names another server") from error
+        raise CliError(f"{uri} cannot be read from {server}: {error}; MLFLOW_TRACKING_URI names another server") from error
     if not (found / FILE).is_file():
         raise CliError(f"{uri} is no model: it has no {FILE}; give the path of a model, such as runs:/ID/model")
     return found, origin

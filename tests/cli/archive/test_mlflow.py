@@ -124,6 +124,7 @@ def test_a_store_of_artifacts_that_cannot_be_read_is_an_error_with_a_next_step(r
     monkeypatch.setattr("mlflow.artifacts.download_artifacts", without_client)
     ended = run("archive", "runs:/abc/net", "--tracking-uri", "http://127.0.0.1:1")
     assert (ended.code, "cannot be read from http://127.0.0.1:1: No module named 'boto3'" in ended.err) == (1, True)
+    assert "; MLFLOW_TRACKING_URI names another server" in ended.err  # tsx serve has no option for it
 
 
 def test_a_tracking_server_is_for_what_lies_there(run: Run, saved: Path) -> None:

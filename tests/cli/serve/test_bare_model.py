@@ -206,6 +206,12 @@ def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(tmp_path: Path, c
     assert not start.path.exists()
 
 
+def test_the_working_directory_has_its_name_as_the_address_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(make_directory(tmp_path / "net", MANIFEST))
+    with ExitStack() as stack:
+        assert find_model(None, Path(), HandlerFiles(), stack).order.url == "net"
+
+
 def test_options_of_a_bare_model_do_not_go_with_an_mlflow_model(run: Run, tmp_path: Path) -> None:
     (tmp_path / "iris").mkdir()
     (tmp_path / "iris" / "MLmodel").write_text("flavors: {pytorch: {}}")

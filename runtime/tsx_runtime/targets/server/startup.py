@@ -168,7 +168,7 @@ def _looks_like_model(path: Path) -> bool:
 
 
 def start_model(path: Path, name: str | None = None) -> StartModel:
-    return StartModel(path, RegisterOrder(url=path.name, model_name=name, loaded_at_startup=True))
+    return StartModel(path, RegisterOrder(url=path.absolute().name, model_name=name, loaded_at_startup=True))
 
 
 def _restored(name: str, number: str, saved: VersionSettings, store: Path | None) -> StartModel:
