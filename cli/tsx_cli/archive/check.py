@@ -57,7 +57,7 @@ def check_archive(path: Path, samples: Sequence[Path], settings: Settings, toler
     try:
         return asyncio.run(_check(path, found, settings, tolerance))
     except LoadFailed as error:
-        raise LoadFailed(f"{path} does not load: {error.message}", traceback=error.traceback) from error
+        raise error.named(str(path)) from error
 
 
 async def _check(path: Path, samples: list[ModelSample], settings: Settings, tolerance: float) -> CheckResult:
