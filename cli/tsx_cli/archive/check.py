@@ -52,7 +52,7 @@ class CheckResult:
 
 def check_archive(path: Path, samples: Sequence[Path], settings: Settings, tolerance: float) -> CheckResult:
     """Load an archive in a worker and compare its answers. Raises `ArchiveError`, `TsxError` (it does not load), `OSError` (a sample)."""
-    with open_archive(path, cache=settings.cache_dir, limits=settings.archive_limits()) as opened:
+    with open_archive(path, cache=settings.archive_cache(), limits=settings.archive_limits()) as opened:
         found = [read_sample(file) for file in samples or samples_in(opened.directory)]
     try:
         return asyncio.run(_check(path, found, settings, tolerance))

@@ -189,7 +189,7 @@ class Registrar:
             self.opening[path] = step, done, total
 
         try:
-            archive = open_archive(path, cache=self._settings.cache_dir, limits=self._settings.archive_limits(), progress=note)
+            archive = open_archive(path, cache=self._settings.archive_cache(), limits=self._settings.archive_limits(), progress=note)
         finally:
             self.opening.pop(path, None)
         _ = archive.config.text  # which takes half a second where the configuration is large: not on the event loop, where workers start

@@ -60,7 +60,7 @@ class SupervisionConfig:
     heartbeat_timeout: float
     room: Callable[[Worker], AbstractAsyncContextManager[None]] = lambda worker: nullcontext()  # open while a process loads the model
     on_state: Callable[[], None] = lambda: None  # a worker's has changed
-    must_load: bool = False  # a failure ends the server, which reports it on the console
+    must_load: bool = False  # a failure ends the program, which reports it
     last_error: str | None = None
     logged_failure: str | None = None  # to load the model, since a worker last did
     logged_form: tuple[str, ...] = ()  # the form that the log named last, with the reasons why others are not used
@@ -342,10 +342,9 @@ class WorkerLifecycle:
         if self._worker.stopping.is_set():
             return
         self._config.tell_error(why.message, why.traceback)
-        if why.message != self._config.logged_failure:
+        if why.message != self._config.logged_failure and not self._config.must_load:
             text = "%s: worker %s could not load the model: %s"
-            reported = {"is_reported": self._config.must_load}
-            logger.error(text, self._config.label, self._worker.id, _with_outline(why), extra=reported)
+            logger.error(text, self._config.label, self._worker.id, _with_outline(why))
         self._config.logged_failure = why.message
         self._worker.settle(why)
 

@@ -72,7 +72,6 @@ def _handlers(settings: Settings, config: LogConfig) -> Iterator[logging.Handler
         if is_terminal(sys.stderr)
         else TextLogFormatter(CONSOLE)
     )
-    console.addFilter(lambda record: not getattr(record, "is_reported", False))
     raw = getattr(sys.stderr, "buffer", None)
     if is_json and isinstance(raw, LossyOutput):
         raw.notice = dropped
