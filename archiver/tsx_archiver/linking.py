@@ -11,7 +11,7 @@ from pathlib import Path
 from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.opening import OpenArchive, open_archive
 from tsx_archiver.packing import PackingPlan
-from tsx_archiver.storage.cache import Cache, default_cache
+from tsx_archiver.storage.cache import Cache, as_cache
 
 
 def link_members(plan: PackingPlan, directory: Path, *, hard: bool = False, copy: bool = False) -> dict[str, int]:
@@ -38,13 +38,13 @@ def link_members(plan: PackingPlan, directory: Path, *, hard: bool = False, copy
     return sizes
 
 
-def open_linked(plan: PackingPlan, source: str, cache: Path | None) -> OpenArchive:
+def open_linked(plan: PackingPlan, source: str, cache: Path | Cache | None) -> OpenArchive:
     """In the cache, once for all servers that open the same; no byte of it is copied. Raises ArchiveError.
 
     `source` says which files, and that they never change. What a hard link leads to stays until the entry goes, and isolated workers can
     read it; a link to another file system has neither.
     """
-    store = Cache(cache or default_cache())
+    store = as_cache(cache)
     digest = hashlib.sha256(json.dumps([source, plan.manifest, sorted(member.name for member in plan.members)]).encode()).hexdigest()
     entry = store.open(digest, lambda target: link_members(plan, target, hard=True))
     try:

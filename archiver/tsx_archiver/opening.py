@@ -29,7 +29,7 @@ from tsx_archiver.metadata.manifest import Manifest, parse_manifest
 from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config, missing_warm_up
 from tsx_archiver.metadata.modelfile import describe_model_stream
 from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, is_inside, normal, shown, similar_file, unnamed_archive_name
-from tsx_archiver.storage.cache import Cache, CacheEntry, default_cache
+from tsx_archiver.storage.cache import Cache, CacheEntry, as_cache
 from tsx_archiver.storage.copying import copy_plain
 from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.storage.locks import FileLock
@@ -166,7 +166,7 @@ def unpack_file(
     `checksums_in(container, root)` looks at the archive before anything is written, and returns what its manifest says of its members.
     """
     state = file_state(file)
-    store = cache if isinstance(cache, Cache) else Cache(cache or default_cache())
+    store = as_cache(cache)
     digest = file_digest(file, source, store.root / "seen", _counter(progress, "reading", state[0]))
 
     def make(target: Path) -> dict[str, int]:

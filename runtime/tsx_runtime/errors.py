@@ -252,6 +252,12 @@ class LoadFailed(TsxError):
     model = version = ""  # that was not registered
     outline = ""  # the traceback as the log has it
 
+    def named(self, source: str) -> LoadFailed:
+        """Return the same failure with the model's file in its message."""
+        failure = LoadFailed(f"{source} does not load: {self.message}", traceback=self.traceback)
+        failure.outline = self.outline
+        return failure
+
 
 class LoadOutOfMemory(LoadFailed):
     """There is not enough memory for the model, of the machine or of its GPU."""

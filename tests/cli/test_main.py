@@ -12,7 +12,7 @@ import typer
 
 from tests.cli.conftest import Run
 from tsx_archiver import ArchiveError
-from tsx_cli.common.failure import CliError, UsageError, report, where
+from tsx_cli.common.failure import HOW_TO_SEE_ALL, CliError, UsageError, report, where
 from tsx_cli.main import Commands, hoist_debug, main, run
 from tsx_runtime.errors import LoadFailed
 from tsx_runtime.version import __version__
@@ -182,7 +182,14 @@ def test_of_a_workers_traceback_only_the_place_is_reported_unless_debugging() ->
         'Error: it did not load\nIt was raised in weights.py, line 3: raise ValueError("why")\n--debug shows the whole traceback.\n'
     )
     assert WORKERS_TRACEBACK in reported(error, debug=True)[1]
-    assert where("no frame at all") == "--debug shows the whole traceback."
+    assert where("no frame at all") == ""
+
+
+def test_of_a_model_that_does_not_load_all_lines_of_its_own_code_are_reported() -> None:
+    error = LoadFailed("it did not load", traceback=WORKERS_TRACEBACK)
+    error.outline = "  handler.py:7 in initialize: self.model = load()"
+    lines = reported(error.named("m.mar"))[1].splitlines()
+    assert lines == ["Error: m.mar does not load: it did not load", error.outline, HOW_TO_SEE_ALL]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from typing import Any
 
 import httpx
@@ -16,7 +17,14 @@ expect: Any = pytest.importorskip("playwright.sync_api", reason="needs playwrigh
 expect.set_options(timeout=30_000)
 
 
-TOOLS = ("curl", "requests", "urllib", "tsx")  # that the playground has lines for
+TOOLS = ("curl", "requests", "urllib", "JavaScript", "tsx")  # that the playground has lines for
+
+
+def command_of(tool: str, line: str) -> list[str]:
+    """Return what runs a line of the playground."""
+    if tool == "JavaScript":
+        return ["node", "--input-type=module", "--eval", line]
+    return [sys.executable, "-c", line] if tool in ("requests", "urllib") else ["bash", "-c", line]
 
 
 def png(light: int, size: tuple[int, int] = (64, 48)) -> bytes:

@@ -71,6 +71,22 @@ def test_a_conversation_streams_and_its_code_repeats_it(page: Any, served: Runni
     expect(said).to_have_count(0)
 
 
+def test_enter_sends_and_breaks_the_line_only_with_shift(page: Any, served: Running) -> None:
+    look(page, served, "model/talker/try")
+    said = page.get_by_role("log", name="Conversation").get_by_role("listitem")
+    message = page.get_by_label("Message")
+    message.fill("one")
+    message.press("Shift+Enter")
+    message.press_sequentially("two")
+    expect(message).to_have_value("one\ntwo")
+    message.dispatch_event("keydown", {"key": "Enter", "isComposing": True})  # it ends a word of an input method
+    expect(message).to_have_value("one\ntwo")
+    message.press("Enter")
+    expect(said).to_have_count(2)
+    expect(said.first).to_contain_text("one\ntwo")
+    expect(message).to_have_value("")
+
+
 def test_stop_ends_the_answer_in_the_worker(page: Any, served: Running) -> None:
     look(page, served, "model/talker/try")
     with httpx.Client(base_url=served.address("predictions"), timeout=60) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, Running
 from tests.ui.conftest import LOOKS
-from tests.ui.looking import TOOLS, expect, look, png, register, send_json
+from tests.ui.looking import TOOLS, command_of, expect, look, png, register, send_json
 
 TEXT = """it's "so": $HOME `date` \\n
 %s é {a}"""
@@ -30,13 +31,13 @@ def server(browser: Any, start: Callable[..., Running]) -> Running:
 
 
 def lines_of(page: Any) -> dict[str, str]:
-    return {tool: page.locator(f"pre[data-for={tool}]").text_content() for tool in TOOLS}
+    tools = [tool for tool in TOOLS if tool != "JavaScript" or shutil.which("node")]
+    return {tool: page.locator(f"pre[data-for={tool}]").text_content() for tool in tools}
 
 
 def run_line(tool: str, line: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", **more}
-    command = [sys.executable, "-c", line] if tool in ("requests", "urllib") else ["bash", "-c", line]
-    done = forked.run(command, cwd=cwd, env=environment, capture_output=True, timeout=60)
+    done = forked.run(command_of(tool, line), cwd=cwd, env=environment, capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr.decode()
     return done
 

@@ -1,4 +1,5 @@
-"""The cache of unpacked archives, by the sha-256 of their file: created once, shared by all processes, and cleaned up.
+"""The cache of unpacked archives, by the sha-256 of their file: created once, shared by all processes, and cleaned up
+by a thread after an archive was opened.
 
     <cache>/archives/
         entries/<sha256>.<random>/    complete, and renamed into place whole
@@ -24,8 +25,10 @@ import secrets
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,13 +40,14 @@ from tsx_archiver.storage.private_directory import OTHERS, check_directory, is_t
 DAY = 86400.0
 
 logger = logging.getLogger("tsx.archive")
+_cleaning = threading.Lock()
 
 
 class CacheLimits(NamedTuple):
     """The limits for unused entries in the cache."""
 
-    age: float = 30 * DAY
-    total: int = 64 * GIB
+    age: float = 14 * DAY
+    total: int = 10 * GIB
     entries: int = 10_000
     orphan_age: float = 3600.0  # of a partial entry that has no lock file yet
 
@@ -81,6 +85,11 @@ def _temporary_cache(why: str) -> Path:
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     logger.warning("%s, so the cache is %s until this process ends; set cache_dir to keep one", why, directory)
     return Path(directory)
+
+
+def as_cache(cache: Path | Cache | None) -> Cache:
+    """Return the cache itself, or the one in that directory; None stands for the default cache."""
+    return cache if isinstance(cache, Cache) else Cache(cache or default_cache())
 
 
 class CachedFiles(NamedTuple):
@@ -123,8 +132,9 @@ class Cache:
             building.own(wait=True)
             entry = self._find(digest)
             if entry is None:
-                self.clean()
                 entry = self._make(digest, make)
+            if self._checked:
+                threading.Thread(target=self._clean_beside, name="tsx-cache", daemon=True).start()
             return entry
         except OSError as error:
             raise CacheError(
@@ -133,6 +143,15 @@ class Cache:
             ) from error
         finally:
             building.close()
+
+    def _clean_beside(self) -> None:
+        """Clean in a thread of its own: nobody waits for it, and a failure is that of the next process to clean."""
+        if _cleaning.acquire(blocking=False):
+            try:
+                with suppress(OSError, CacheError):
+                    self.clean()
+            finally:
+                _cleaning.release()
 
     def clean(self, now: float | None = None) -> None:
         """Remove what dead processes left, and unused entries that are old or beyond the bounds."""
@@ -227,6 +246,8 @@ class Cache:
             lock.close()
 
     def check_room(self, size: int) -> None:
+        if size > shutil.disk_usage(self.root).free:
+            self.clean()
         free = shutil.disk_usage(self.root).free
         if size > free:
             reason = f"{human(free)} free, and the archive needs {human(size)}"

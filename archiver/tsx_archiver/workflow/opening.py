@@ -13,6 +13,7 @@ from tsx_archiver.limits import MAX_MANIFEST_BYTES, Limits
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, handler_fault, read_manifest_json, split_handler
 from tsx_archiver.names import is_model_name, path_fault, shown
 from tsx_archiver.opening import LockedDirectory, is_directory, model_root, open_source, refuse_foreign_link, unpack_file
+from tsx_archiver.storage.cache import Cache
 from tsx_archiver.workflow.spec import WorkflowSpec, read_spec
 
 WORKFLOW_MANIFEST_PATH = "WAR-INF/MANIFEST.json"
@@ -33,7 +34,7 @@ class OpenWorkflow(LockedDirectory):
     problems: list[str] = field(default_factory=list)
 
 
-def open_workflow(source: Path, *, cache: Path | None = None, limits: Limits = Limits()) -> OpenWorkflow:  # noqa: B008
+def open_workflow(source: Path, *, cache: Path | Cache | None = None, limits: Limits = Limits()) -> OpenWorkflow:  # noqa: B008
     """Open a .war (detected by its bytes, not its name) or a directory with the content of one.
 
     As for models: everything unsafe is refused before a byte is written, archives are unpacked into `cache`, directories are used

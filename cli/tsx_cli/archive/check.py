@@ -52,12 +52,12 @@ class CheckResult:
 
 def check_archive(path: Path, samples: Sequence[Path], settings: Settings, tolerance: float) -> CheckResult:
     """Load an archive in a worker and compare its answers. Raises `ArchiveError`, `TsxError` (it does not load), `OSError` (a sample)."""
-    with open_archive(path, cache=settings.cache_dir, limits=settings.archive_limits()) as opened:
+    with open_archive(path, cache=settings.archive_cache(), limits=settings.archive_limits()) as opened:
         found = [read_sample(file) for file in samples or samples_in(opened.directory)]
     try:
         return asyncio.run(_check(path, found, settings, tolerance))
     except LoadFailed as error:
-        raise LoadFailed(f"{path} does not load: {error.message}", traceback=error.traceback) from error
+        raise error.named(str(path)) from error
 
 
 async def _check(path: Path, samples: list[ModelSample], settings: Settings, tolerance: float) -> CheckResult:

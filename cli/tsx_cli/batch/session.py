@@ -161,7 +161,7 @@ def open_output(options: Options, reader: InputReader, settings: Settings, s3: S
 
 
 def model_name(model: Path, settings: Settings) -> str:
-    with open_archive(model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
+    with open_archive(model, cache=settings.archive_cache(), limits=settings.archive_limits()) as archive:
         return archive.manifest.model_name
 
 
@@ -169,7 +169,7 @@ def model_fingerprint(model: Path, settings: Settings) -> str:
     """The archive's sha-256; of a directory, what changes with its files. Raises ArchiveError."""
     if model.is_dir():
         return Sources([str(model)], FILES, S3()).survey()[0]
-    with open_archive(model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
+    with open_archive(model, cache=settings.archive_cache(), limits=settings.archive_limits()) as archive:
         return str(archive.digest)
 
 

@@ -173,7 +173,7 @@ def bench_command(
         if results.faster_unmeasured:
             print(f"continue: tsx bench --resume {one_line(request.directory)} --time-limit 5m")
     if write and results.complete:
-        print(one_line(keep(request.model, results, settings.cache_dir)), file=sys.stderr if as_json else sys.stdout)
+        print(one_line(keep(request.model, results, settings.archive_cache())), file=sys.stderr if as_json else sys.stdout)
     elif write:
         message = f"nothing was written into {request.model}: `tsx bench --resume {request.directory} --write` goes on"
         print(one_line(message), file=sys.stderr)

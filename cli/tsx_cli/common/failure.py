@@ -13,6 +13,7 @@ from tsx_runtime.shared.log_format import escaped
 FAILED = 1
 USAGE = 2
 INTERRUPTED = 130
+HOW_TO_SEE_ALL = "--debug shows the whole traceback."
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*(?:\n    (?P<code>[^\n]+))?', re.MULTILINE)
 
 
@@ -46,20 +47,21 @@ def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
     print(_mark(f"Error: {escaped(str(message))}", file), file=file)
     worker_traceback: str | None = getattr(error, "traceback", None)
     if worker_traceback:
-        print(escaped(worker_traceback.rstrip() if debug else where(worker_traceback)), file=file)
+        lines = worker_traceback if debug else getattr(error, "outline", "") or where(worker_traceback)
+        print(escaped("\n".join(filter(None, [lines.rstrip(), "" if debug else HOW_TO_SEE_ALL]))), file=file)
     if debug:
         traceback.print_exception(type(error), error, error.__traceback__, file=file)
     return int(getattr(error, "exit_code", FAILED))
 
 
 def where(text: str) -> str:
-    """The line of user code that a traceback ends at, and how to see the rest."""
+    """Name the line of user code that a traceback ends at."""
     frames = [match for match in _FRAME.finditer(text) if not match["file"].startswith("<frozen importlib")]
     if not frames:
-        return "--debug shows the whole traceback."
+        return ""
     frames = [match for match in frames if match["code"]] or frames  # of a worker's traceback, the model's own files
     code = f": {frames[-1]['code'].strip()}" if frames[-1]["code"] else ""
-    return f"It was raised in {PurePath(frames[-1]['file']).name}, line {frames[-1]['line']}{code}\n--debug shows the whole traceback."
+    return f"It was raised in {PurePath(frames[-1]['file']).name}, line {frames[-1]['line']}{code}"
 
 
 def _expected(error: BaseException) -> bool:

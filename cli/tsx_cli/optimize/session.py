@@ -95,7 +95,7 @@ def carry_out(request: OptimizeRequest, settings: Settings) -> OptimizeResults:
     """Tries all forms, unless the time ends or the run is interrupted (not `complete`), and writes results.json and what --keep says."""
     options, past = request.options, request.past
     with (
-        open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive,
+        open_archive(request.model, cache=settings.archive_cache(), limits=settings.archive_limits()) as archive,
         tempfile.TemporaryDirectory(prefix="tsx-optimize-", dir=temporary_place()) as place,
     ):
         if MANIFEST_KEY in archive.manifest.data:
@@ -214,10 +214,10 @@ def _keep(
                 "run tsx optimize again"
             )
         built.append(found._replace(record=replace(found.record, measured=measured_of(form))))
-    results.notes.append(keep_forms(request.model, digest, built, settings.cache_dir))
+    results.notes.append(keep_forms(request.model, digest, built, settings.archive_cache()))
     for form in chosen:
         form.state = "kept"
-    with open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
+    with open_archive(request.model, cache=settings.archive_cache(), limits=settings.archive_limits()) as archive:
         journal.written(digest_of(archive))
 
 

@@ -12,6 +12,7 @@ from tsx_archiver import OpenArchive, open_archive, rewrite_archive
 from tsx_archiver.metadata.forms import FORMS_DIRECTORY, FORMS_FILE, FormRecord, KeptForms
 from tsx_archiver.names import normal
 from tsx_archiver.opening import MODEL_SUFFIXES
+from tsx_archiver.storage.cache import Cache
 from tsx_archiver.storage.digest import file_digest
 from tsx_cli.bench.measure.modelconfig import with_keys
 from tsx_cli.bench.measure.variants import config_name, config_text
@@ -30,7 +31,7 @@ def measured_of(result: FormResult) -> dict[str, Any]:
     return result.model_dump(mode="json", exclude={"name", "state", "reason"}, exclude_none=True)
 
 
-def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path | None) -> str:
+def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path | Cache) -> str:
     """What was written, in words; the forms are in the order in which a server is to try them. Those of an earlier run are removed.
 
     `digest` is the `digest_of` the archive that the forms were built from. Without forms nothing is written. Raises CliError, ArchiveError.
@@ -53,7 +54,7 @@ def keep_forms(path: Path, digest: str, forms: Sequence[BuiltForm], cache: Path 
     return f"{path} now runs as {names[0]}" + (f", else as {', '.join(names[1:])}" if names[1:] else "")
 
 
-def remove_forms(path: Path, cache: Path | None) -> str:
+def remove_forms(path: Path, cache: Path | Cache) -> str:
     """Removes all forms, and their names in model-config.yaml; says so. Raises CliError, ArchiveError."""
     with open_archive(path, cache=cache, limits=archive_limits()) as archive:
         present = [name for name in (FORMS_FILE, FORMS_DIRECTORY) if (archive.directory / name).exists()]

@@ -30,6 +30,7 @@ from tsx_runtime.http.connection_clock import Timeouts
 from tsx_runtime.http.fast_lane.lane import Lane, LaneConfig
 from tsx_runtime.http.routes import (
     debug,
+    docs,
     exception_handlers,
     health,
     index,
@@ -123,6 +124,7 @@ class ServerApp(FastAPI):
         exception_handlers.install(self, self.not_found)
         self.add_api_route("/", self._index, methods=["GET", "HEAD", "OPTIONS"], include_in_schema=False)
         self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
+        self.include_router(docs.build_router())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("root_path"):

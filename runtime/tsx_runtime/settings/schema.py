@@ -15,11 +15,13 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from tsx_archiver import Limits
+from tsx_archiver import Limits, default_cache
 from tsx_archiver.metadata.caching import CacheConfig, read_cache
 from tsx_archiver.metadata.model_limits import LIMITS
 from tsx_archiver.metadata.slo import checked_target
 from tsx_archiver.quantities import parse_bytes, parse_seconds, parse_share, where_text
+from tsx_archiver.storage.cache import DAY, CacheLimits
+from tsx_archiver.storage.cache import Cache as ArchiveCache
 from tsx_runtime.settings.addresses import FORMS, parse_address
 from tsx_runtime.settings.jobs import JobsStore
 from tsx_runtime.settings.model_limits import Accepts, OneOf, server_default, with_limits
@@ -397,6 +399,8 @@ class Settings(BaseModel):
     cache_dir: Path | None = Field(
         None, description="directory where archives are unpacked; the user's cache directory, or a temporary one, if not set"
     )
+    max_cache_size: Size = Field(10 << 30, description="size of unpacked archives that are kept while no process uses them")
+    max_cache_age: IdleTime = Field(14 * DAY, description="time for which unpacked archives and environments are kept after their last use")
     max_archive_size: int = Field(64 << 30, ge=1, description="maximum unpacked size of an archive, in bytes")
     max_dense_archive_size: int | None = Field(
         None,
@@ -432,6 +436,10 @@ class Settings(BaseModel):
     model_snapshot: Snapshot | None = Field(
         None, description="models to load at start, of a config.properties or snapshot: JSON; see below"
     )
+
+    def archive_cache(self) -> ArchiveCache:
+        """Return the cache of unpacked archives, with its limits. Raises CacheError."""
+        return ArchiveCache(self.cache_dir or default_cache(), CacheLimits(self.max_cache_age, self.max_cache_size))
 
     def archive_limits(self) -> Limits:
         """What the server refuses to unpack; the commands refuse it as well."""

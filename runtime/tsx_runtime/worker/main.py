@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import dropwhile
 from typing import cast
 
 from tsx_runtime.shared.nonblocking_output import keep_going, send_output_to
@@ -159,7 +160,6 @@ def _load(channel: FrameSocket, running: printing.RunningIds) -> ServedModel | N
         report = failure_report(error)
         if shape == "marked":
             report["outline"] = str(report["traceback"]).rstrip()  # logs in files have TorchServe's form
-        if not direct:  # model_log.log; at a terminal, the server's own log has it
             loading.error("%s", "\n".join(filter(None, (str(report["message"]), str(report["outline"])))))
         channel.send(Kind.FAILED, frame.batch, extra=json.dumps(report).encode())
         return None
@@ -266,9 +266,8 @@ def failure_report(error: BaseException) -> dict[str, str | bool]:
     message = str(error) if isinstance(error, LoadError) else f"The model could not be loaded: {in_words(error)}"
     if cause is None:
         return {"message": message, "traceback": "", "outline": "", "out_of_memory": False}
-    own = outline(cause)
-    words, _, frames = own.partition("\n")
-    short = frames if words in message else own
+    lines = outline(cause).splitlines()
+    short = "\n".join(dropwhile(lambda line: line[:2] != "  " and line.partition(": ")[2] in message, lines))
     return {"message": message, "traceback": _own_traceback(cause), "outline": short, "out_of_memory": is_out_of_memory(cause)}
 
 

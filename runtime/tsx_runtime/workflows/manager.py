@@ -134,7 +134,7 @@ class Workflows:
         """Register an archive or directory that lies anywhere: what the configuration names itself."""
         limits = self.settings.archive_limits()
         try:
-            opened = await asyncio.to_thread(open_workflow, path, cache=self.settings.cache_dir, limits=limits)
+            opened = await asyncio.to_thread(open_workflow, path, cache=self.settings.archive_cache(), limits=limits)
         except ArchiveNotFound as error:
             raise WorkflowNotFound(f"Workflow not found in workflow store: {order.url}") from error
         except CycleInSpec as error:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -156,6 +157,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(archive: Path, cache:
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     open_archive(archive, cache=cache).close()
+    wait_until_cleaned()
     assert partial(cache) == []
 
 
@@ -189,6 +191,31 @@ def test_the_longest_unused_entries_go_when_the_cache_is_full(tmp_path: Path, bo
     cache = Cache(tmp_path, CacheLimits(**bound, age=float("inf")))
     cache.clean()
     assert [entry.exists() for entry in made] == [False, True, True]
+
+
+def wait_until_cleaned() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "tsx-cache":
+            thread.join(60)
+
+
+def test_an_archive_that_is_opened_makes_the_cache_clean_without_waiting(archive: Path, tmp_path: Path) -> None:
+    old = make_entry(Cache(tmp_path), "a", 100)
+    wait_until_cleaned()
+    os.utime(old / "complete.json", (0, 0))
+    with open_archive(archive, cache=Cache(tmp_path)) as opened:
+        wait_until_cleaned()
+        assert not old.exists()
+        assert opened.directory.exists()
+
+
+def test_a_full_disk_is_a_reason_to_clean_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = make_entry(Cache(tmp_path), "a", 100)
+    wait_until_cleaned()
+    cache = Cache(tmp_path, CacheLimits(total=0))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0 if old.exists() else 200))
+    cache.check_room(200)
+    assert not old.exists()
 
 
 def test_an_entry_in_use_is_never_removed(tmp_path: Path) -> None:

@@ -115,11 +115,13 @@ def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.usefixtures("processes")
 @pytest.mark.parametrize("debug", [False, True])
 def test_a_model_that_does_not_load_ends_the_start_with_its_reason(broken: Path, session_cache: Path, debug: bool) -> None:
-    words = ["serve", "broken.mar", *FREE_PORTS, *(["--debug"] if debug else [])]
+    words = ["serve", "broken.mar", "--workers", 2, *FREE_PORTS, *(["--debug"] if debug else [])]
     ended = tsx(words, broken, {"TSX_CACHE_DIR": str(session_cache)})
     assert ended.returncode == 1
     assert "Error: broken.mar does not load: " in ended.stderr
     assert "RuntimeError: the bottom" in ended.stderr
+    assert debug or ended.stderr.count("RuntimeError: the bottom") == 1, "the log does not say it again"
+    assert debug or "  deep.py:6 in <module>: fall(20)\n" in ended.stderr
     assert ("--debug shows the whole traceback" in ended.stderr) is not debug
     assert ("Traceback (most recent call last)" in ended.stderr) is debug
     assert ("tsx_cli" in ended.stderr) is debug

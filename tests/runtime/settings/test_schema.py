@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -279,3 +281,20 @@ def test_what_the_machines_memory_bears_is_no_zip_bomb(tmp_path: Path) -> None:
     inspect_archive(path, limits=Settings().archive_limits())
     with pytest.raises(ArchiveTooLarge, match="Raise max_dense_archive_size"):
         inspect_archive(path, limits=Settings(max_dense_archive_size=1 << 20).archive_limits())
+
+
+def test_the_cache_of_archives_has_the_limits_of_the_settings(tmp_path: Path) -> None:
+    settings = Settings(cache_dir=tmp_path, max_cache_size="1KB", max_cache_age="12h")
+    cache = Settings(cache_dir=tmp_path).archive_cache()
+    now = time.time()
+
+    def make(letter: str, size: int, age: float) -> Path:
+        entry = cache.open(letter * 64, lambda files: {"data": (files / "data").write_bytes(bytes(size))})
+        entry.lock.close()
+        os.utime(entry.files.parent / "complete.json", (now - age, now - age))
+        return entry.files.parent
+
+    fits, large, old = make("a", 600, 0), make("b", 600, 3600), make("c", 1, 13 * 3600)
+    settings.archive_cache().clean()
+    assert [entry.exists() for entry in (fits, large, old)] == [True, False, False]
+    assert failure({"max_cache_size": "much"}).startswith("max_cache_size")

@@ -79,7 +79,7 @@ def carry_out(request: RunRequest, settings: Settings) -> Results:
     sweep()
     pinning = chosen(request.options.server_cores, request.options.generator_cores)
     cores = () if pinning is None else tuple(pinning.server)  # of this process, which waits while the generator runs, as well
-    with pinned(cores), open_archive(request.model, cache=settings.cache_dir, limits=settings.archive_limits()) as archive:
+    with pinned(cores), open_archive(request.model, cache=settings.archive_cache(), limits=settings.archive_limits()) as archive:
         payloads, source = chosen_inputs(request.options, archive)
         begun = time.monotonic()
         ends = begun + (float("inf") if request.time_limit is None else request.time_limit)

@@ -7,6 +7,7 @@ from pathlib import Path
 from tsx_archiver import open_archive, rewrite_archive
 from tsx_archiver.metadata.forms import REFERENCE
 from tsx_archiver.storage.atomic_file import beside
+from tsx_archiver.storage.cache import Cache
 from tsx_cli.bench.measure.modelconfig import changes, with_keys
 from tsx_cli.bench.measure.variants import config_name, config_text
 from tsx_cli.bench.model.results import Results
@@ -29,7 +30,7 @@ def check_writable(path: Path, option: str = "--write", way_out: str = "leave --
         raise CliError(f"{option}: {path} cannot be written ({error.strerror}); make it writable, or {way_out}") from error
 
 
-def write(path: Path, results: Results, cache: Path | None) -> str:
+def write(path: Path, results: Results, cache: Path | Cache) -> str:
     """What was written, in words. Raises CliError, ArchiveError."""
     if results.winner is None:
         raise CliError(f"nothing was written into {path}: {results.why}")

@@ -61,11 +61,11 @@ class ModelEnvironment:
 class Environments:
     """Builds environments in threads and separate processes, so that the event loop never waits."""
 
-    def __init__(self, cache_dir: Path | None, *, timeout: float, size: int, hidden: Collection[str] = ()) -> None:
-        """`size`: bytes of environments that are kept while no version uses them. `hidden`: variables that packages must not have."""
+    def __init__(self, cache_dir: Path | None, *, timeout: float, size: int, age: float, hidden: Collection[str] = ()) -> None:
+        """`size`, `age`: bytes and seconds of environments that no version uses. `hidden`: variables that packages must not have."""
         self._cache_dir = cache_dir
         self._timeout = timeout
-        self._keep = CacheLimits(total=size, entries=MOST_UNUSED)
+        self._keep = CacheLimits(age, size, MOST_UNUSED)
         self._threads = ThreadPoolExecutor(BUILDERS, thread_name_prefix="tsx-environment")
         self._runs = Runs(hidden)
 

@@ -108,6 +108,7 @@ class ModelVersion:
             settings.heartbeat_interval,
             settings.heartbeat_timeout,
             lambda worker: host.room(self, worker),
+            must_load=order.must_load,
         )
         self._supervisor = Supervisor(self._supervision, ids=host.ids, next_gpus=lambda: host.choose_gpus(chosen))
         self._dispatcher.wake = self._wake

@@ -50,6 +50,7 @@ class RegisterOrder(ModelLimits["int | None"]):
     batch_buckets: tuple[int, ...] | None = None
     cache: CacheConfig | None = None
     loaded_at_startup: bool = False
+    must_load: bool = False  # a failure ends the program, which reports it
     workflow: str = ""  # whose node it is; a node without a url is a function of the workflow's own
     s3_sse_kms: bool = False
     slo: str | None = None  # a latency target, in place of KNOBS

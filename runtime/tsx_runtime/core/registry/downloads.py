@@ -85,7 +85,7 @@ class Downloads:
             for note in notes:
                 if note.startswith("note: "):
                     logger.warning("%s: %s", model, note.removeprefix("note: "))
-            return open_linked(plan_archive(spec), f"{model.repo}@{directory.name}", self._settings.cache_dir)
+            return open_linked(plan_archive(spec), f"{model.repo}@{directory.name}", self._settings.archive_cache())
         except ArchiveError as error:
             raise BadRequest(f"{model} cannot be served: {error}") from error
 

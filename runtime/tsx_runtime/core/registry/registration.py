@@ -15,6 +15,7 @@ from tsx_runtime.core.environments.venvs import Environments, ModelEnvironment
 from tsx_runtime.core.isolation.config import isolation_of
 from tsx_runtime.core.models.handlers import chosen_handler
 from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.models.packages import check_packages
 from tsx_runtime.core.models.plan import NOTHING_OWN, RegisterOrder, VersionPlan, has_workers, plan, task_workers, with_own_settings
 from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.registry.downloads import Downloads
@@ -175,6 +176,8 @@ class Registrar:
         if order.default_workers is None:
             cores = self._settings.cpus or cpu_count()
             order = replace(order, default_workers=task_workers(handler, weights_size(archive.directory), cores))
+        if environment is None:
+            check_packages(archive, handler)
         config = replace(archive.config, async_communication=True) if handler == GENERATION_HANDLER else archive.config
         has_own_code = name in self._settings.trust_remote_code  # which may mix rows
         chosen = plan(order, config, self._settings, self._host.gpus, own, "" if has_own_code else handler)
@@ -188,7 +191,7 @@ class Registrar:
             self.opening[path] = step, done, total
 
         try:
-            archive = open_archive(path, cache=self._settings.cache_dir, limits=self._settings.archive_limits(), progress=note)
+            archive = open_archive(path, cache=self._settings.archive_cache(), limits=self._settings.archive_limits(), progress=note)
         finally:
             self.opening.pop(path, None)
         _ = archive.config.text  # which takes half a second where the configuration is large: not on the event loop, where workers start

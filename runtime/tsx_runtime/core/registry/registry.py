@@ -9,7 +9,6 @@ import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from tsx_runtime.core.concurrency.task_group import TaskGroup
@@ -111,7 +110,11 @@ class Registry:
         self.cores = CoreSharing(host.machine.cores, self._serving)
         self.elastic = ElasticController(self._versions, self.memory, host.machine.cores, self._background.load)
         self._environments = Environments(
-            settings.cache_dir, timeout=settings.install_timeout, size=settings.max_environments_size, hidden=self._starter.hidden
+            settings.cache_dir,
+            timeout=settings.install_timeout,
+            size=settings.max_environments_size,
+            age=settings.max_cache_age,
+            hidden=self._starter.hidden,
         )
         self._registrar = registrar = Registrar(table, host, self._downloads, self._environments, self._background)
         self.register_path, self.register_archive, self.opening = registrar.from_path, registrar.from_archive, registrar.opening
@@ -255,10 +258,15 @@ async def open_model(
     """A model without a server, with that many workers ready. `path`: an archive or directory. Raises as `Registry.register_path` does."""
     registry = Registry(settings)
     registry.warm_up([path])
-    order = RegisterOrder(url=path.name, handler=handler, batch_size=batch_size, initial_workers=workers, loaded_at_startup=True)
-    order = replace(
-        order, job_queue_size=settings.job_queue_size
-    )  # instead of a latency target: nothing is refused that no client waits for
+    order = RegisterOrder(
+        url=path.name,
+        handler=handler,
+        batch_size=batch_size,
+        initial_workers=workers,
+        loaded_at_startup=True,
+        must_load=True,
+        job_queue_size=settings.job_queue_size,  # instead of a latency target: nothing is refused that no client waits for
+    )
     try:
         yield await registry.register_path(path, order)
     finally:

@@ -60,7 +60,9 @@ class SupervisionConfig:
     heartbeat_timeout: float
     room: Callable[[Worker], AbstractAsyncContextManager[None]] = lambda worker: nullcontext()  # open while a process loads the model
     on_state: Callable[[], None] = lambda: None  # a worker's has changed
+    must_load: bool = False  # a failure ends the program, which reports it
     last_error: str | None = None
+    logged_failure: str | None = None  # to load the model, since a worker last did
     logged_form: tuple[str, ...] = ()  # the form that the log named last, with the reasons why others are not used
     load_seconds: float | None = None  # that a process last took until it had loaded the model
     replacing: bool = False  # one worker at a time, so that a model never needs more than one worker's room beside its own
@@ -165,7 +167,8 @@ class WorkerLifecycle:
         if self._worker.stopping.is_set():
             return
         self._worker.instance = instance
-        self._worker.given_up = False
+        self._worker.given_up = self._config.must_load = False
+        self._config.logged_failure = None
         self._config.load_seconds = instance.load_seconds
         self._config.set_state(self._worker, WorkerState.READY)
         ready = "%s: worker %s (pid %s) is ready on %s after %.2f s"
@@ -338,10 +341,11 @@ class WorkerLifecycle:
         errors.append(why.message)
         if self._worker.stopping.is_set():
             return
-        known = self._config.last_error
         self._config.tell_error(why.message, why.traceback)
-        words = why.message if self._config.last_error == known else _with_outline(why)
-        logger.error("%s: worker %s could not load the model: %s", self._config.label, self._worker.id, words)
+        if why.message != self._config.logged_failure and not self._config.must_load:
+            text = "%s: worker %s could not load the model: %s"
+            logger.error(text, self._config.label, self._worker.id, _with_outline(why))
+        self._config.logged_failure = why.message
         self._worker.settle(why)
 
 

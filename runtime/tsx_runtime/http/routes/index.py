@@ -24,7 +24,7 @@ SHOWN = (
     "/readyz",
     "/ui/",
 )
-ALL = {"GET /api-description": "All paths, as an OpenAPI document"}
+ALL = {"GET /api-description": "All paths, as an OpenAPI document", "GET /docs": "The same in a browser"}
 PAGE = "/ui/"
 
 

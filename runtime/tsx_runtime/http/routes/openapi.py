@@ -49,11 +49,11 @@ _URGENCY = [
 ]
 
 _STORED = [
-    {"name": name, "in": "header", "required": False, "description": description, "schema": {"type": "string"}, "example": example}
-    for name, description, example in (
-        ("Prefer", "respond-async: answer later, at the Location of a 202", "respond-async"),
-        ("Idempotency-Key", "a request that comes again under the same key gets the first one's answer, and runs no model", "order-17"),
-        ("x-tsx-callback-url", "with respond-async: where the answer is sent", "https://example.com/answers"),
+    {"name": name, "in": "header", "required": False, "description": description, "schema": {"type": "string"}}
+    for name, description in (  # without examples, which the page at /docs would send
+        ("Prefer", "respond-async: answer later, at the Location of a 202"),
+        ("Idempotency-Key", "a request that comes again under the same key gets the first one's answer, and runs no model"),
+        ("x-tsx-callback-url", "with respond-async: where the answer is sent"),
     )
 ]
 
@@ -213,6 +213,8 @@ def correct(document: dict[str, Any]) -> None:
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     schemas.setdefault("ErrorBody", ErrorBody.model_json_schema())
+    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{}, {"token": []}]  # where the server has tokens
     for item in document["paths"].values():
         for operation in item.values():
             if operation["responses"].pop("422", None):

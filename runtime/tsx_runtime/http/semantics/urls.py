@@ -41,7 +41,7 @@ RESERVED_PATHS = {
     "ui",
     "jobs",
 }
-RESERVED_PATHS |= {"ping", "livez", "readyz", "api-description", "openapi.json"}
+RESERVED_PATHS |= {"ping", "livez", "readyz", "api-description", "openapi.json", "docs"}
 PRECOMPUTED = "precomputed"  # in place of a version, before a key: a stored answer, for which no model runs
 _PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
 

@@ -62,7 +62,6 @@ HEADERS = DATA_HEADERS | {
     "cross-origin-opener-policy": "same-origin",
 }
 VARIED = {"vary": "accept-encoding"}
-PACKED = HEADERS | VARIED | {"content-encoding": "gzip"}
 PREDICT = "/ui/api/predict/"
 MODEL_LABELS = ("model_name", "ModelName")
 VERBS = ("POST", "PUT")  # none with which a browser shows what it gets: the page sends the first, `curl -T` the second
@@ -89,15 +88,19 @@ def _add_files(router: APIRouter) -> None:
         return await file(SHELL, request)
 
     async def file(name: str, request: Request) -> Response:
-        found = files().get(name)
-        if found is None:
-            raise ResourceNotFound(NOT_FOUND)
-        if "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(found.packed, media_type=found.type, headers=PACKED)
-        return Response(found.body, media_type=found.type, headers=HEADERS | VARIED)
+        return answer_file(files().get(name), request)
 
     router.add_api_route("/ui", shell, methods=["GET", "HEAD"])
     router.add_api_route("/ui/{name}", file, methods=["GET", "HEAD"])
+
+
+def answer_file(found: File | None, request: Request, headers: Mapping[str, str] = HEADERS) -> Response:
+    if found is None:
+        raise ResourceNotFound(NOT_FOUND)
+    headers = {**headers, **VARIED}
+    if "gzip" in request.headers.get("accept-encoding", ""):
+        return Response(found.packed, media_type=found.type, headers=headers | {"content-encoding": "gzip"})
+    return Response(found.body, media_type=found.type, headers=headers)
 
 
 def _api(registry: Registry, series: TimeSeries, read_metrics: Any, guard: Guard | None, addresses: Mapping[str, str]) -> APIRouter:
@@ -234,6 +237,9 @@ class File(NamedTuple):
 @lru_cache(maxsize=1)
 def files() -> dict[str, File]:
     """By name. Read at the first request for the page: most servers never get one."""
-    found = sorted(path for path in FOLDER.iterdir() if path.suffix in TYPES)
-    read = ((path, path.read_bytes()) for path in found)
-    return {path.name: File(body, gzip.compress(body), TYPES[path.suffix]) for path, body in read}
+    return {path.name: read_file(path) for path in sorted(FOLDER.iterdir()) if path.suffix in TYPES}
+
+
+def read_file(path: Path) -> File:
+    body = path.read_bytes()
+    return File(body, gzip.compress(body), TYPES[path.suffix])

@@ -15,15 +15,18 @@ from tsx_runtime.api.describe import Memory, describe_cache, describe_slo, limit
 from tsx_runtime.api.samples import MOST_LISTED, input_of
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.telemetry.error_log import LoggedError
+from tsx_runtime.core.telemetry.error_log import ErrorLog, LoggedError
 from tsx_runtime.core.telemetry.time_series import SeriesPoint, TimeSeries
 from tsx_runtime.core.workers.worker import Worker, WorkerState
+from tsx_runtime.errors import shortened
 from tsx_runtime.http.routes.traffic import natural
 from tsx_runtime.settings.schema import Settings, description_of, displayed
 from tsx_runtime.shared.memory import container_memory, free_memory
+from tsx_runtime.shared.redaction import redacted
 from tsx_runtime.version import __version__
 
 MOST_LINES = 500
+LONGEST_ERROR = 200  # characters
 LIMITS = ("batch_size", "max_batch_delay", "job_queue_size", "response_timeout", "client_timeout")  # that the page can change
 
 
@@ -88,6 +91,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "failed": stats.errors,
         "restarts": stats.restarts,
         "errors": stats.error_log.total,
+        "lastError": last_error(stats.error_log),
     }
 
 
@@ -115,6 +119,16 @@ def state_of(version: ModelVersion) -> str:
     if not states:
         return "asleep" if version.asleep else "idle"
     return "loading" if WorkerState.LOADING in states else "failed" if WorkerState.FAILED in states else "loading"
+
+
+def last_error(log: ErrorLog) -> dict[str, Any] | None:
+    """Return the newest error in one line, and a request that met it."""
+    if not log.errors:
+        return None
+    error = log.errors[0]
+    lines = (error.traceback or error.message).splitlines()
+    words = [line for line in lines if line[:1].strip()]  # the others are frames
+    return {"text": shortened(redacted("".join(words[-1:])), LONGEST_ERROR), "request": "".join(error.request_ids[-1:])}
 
 
 def errors_of(versions: Iterable[ModelVersion]) -> list[dict[str, Any]]:

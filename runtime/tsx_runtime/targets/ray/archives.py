@@ -109,7 +109,7 @@ def open_model(model: RayModel, settings: Settings) -> OpenArchive:
 
 
 def _opened(path: Path, model: RayModel, settings: Settings) -> OpenArchive:
-    archive = open_archive(path, cache=settings.cache_dir, limits=settings.archive_limits(), name=model.name)
+    archive = open_archive(path, cache=settings.archive_cache(), limits=settings.archive_limits(), name=model.name)
     if model.digest not in (None, archive.digest):
         archive.close()
         found = f"has the sha-256 {archive.digest}" if archive.digest else "is a directory, which has no sha-256"

@@ -111,9 +111,9 @@ async def register_all(registry: Registry, models: Sequence[StartModel]) -> list
 
 async def _load(registry: Registry, model: StartModel) -> ModelVersion:
     try:
-        return await _register(registry, model, wait=True)
+        return await _register(registry, replace(model, order=replace(model.order, must_load=True)), wait=True)
     except LoadFailed as error:  # of several models, this one
-        raise LoadFailed(f"{model.order.url} does not load: {error.message}", traceback=error.traceback) from error
+        raise error.named(model.order.url) from error
 
 
 async def _register_or_log(registry: Registry, model: StartModel) -> ModelVersion | None:

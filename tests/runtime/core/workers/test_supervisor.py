@@ -477,3 +477,15 @@ def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_change(t
             assert worker.pid != before
 
     asyncio.run(main())
+
+
+def test_a_failure_to_load_is_logged_once_for_all_workers_and_attempts(tmp_path, caplog):
+    async def test(registry):
+        path = talker(tmp_path / "m", "raise ValueError('no weights')\n")
+        version = await registry.register_path(path, order(initial_workers=2), wait=False)
+        await until(lambda: all(worker.given_up for worker in version.workers))
+
+    with_registry(test)
+    failures = [record for record in caplog.records if "no weights" in record.getMessage()]
+    assert [record.name for record in failures] == ["tsx.supervisor"]
+    assert "handler.py:1 in <module>: raise ValueError('no weights')" in failures[0].getMessage()

@@ -13,6 +13,7 @@ def test_the_index_lists_the_paths_of_its_address_and_the_other_addresses(server
         "GET /metrics": "All metrics as Prometheus text",
         "GET /readyz": "Is the default version of every model ready",
         "GET /api-description": "All paths, as an OpenAPI document",
+        "GET /docs": "The same in a browser",
     }
     assert inference["elsewhere"] == {"management": server.settings.management_address, "metrics": server.settings.metrics_address}
     assert management["elsewhere"].keys() == {"inference", "metrics"}

@@ -172,7 +172,7 @@ def test_its_nodes_are_models_of_which_functions_are_not_listed(flows: RunningSe
 
 def test_snapshots_leave_nodes_to_their_workflow(flows: RunningServer) -> None:
     flows.register("m1.mar", model_name="alone", initial_workers=0)
-    saved = flows.call(lambda: describe(flows.registry.models.values(), "x", 0, flows.settings.model_store))
+    saved = flows.call(lambda: describe(flows.registry.models.values(), "x", 0, flows.settings.model_store, {}))
     assert list(json.loads(saved)["models"]) == ["alone"]
     assert flows.management.delete("/models/alone").status_code == 200
 

@@ -140,6 +140,7 @@ def test_no_file_needs_what_the_policy_forbids_nor_another_host() -> None:
     assert reader.found == []
     for path in FOLDER.iterdir():
         text = path.read_text().replace("http://www.w3.org/", "")  # names of SVG, which nobody fetches
+        text = re.sub(r'<a href="https://[^"]*"', "", text)  # only a click follows a link
         assert re.findall(r"https?://(?!localhost\b)[^\s\"'`$]*", text) == [], path.name
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", text), path.name
 

@@ -8,6 +8,7 @@ import { logsView } from "./logs.js";
 import { modelView, TABS } from "./model.js";
 import { modelsView } from "./models.js";
 import { serverView } from "./server.js";
+import { reachable } from "./snippets.js";
 import { askToken } from "./talk.js";
 
 const chosen = kept("localStorage", "tsx-theme");
@@ -73,6 +74,8 @@ function update() {
     if (connection === "lost") main.replaceChildren(h("p", { class: "quiet" }, "Waiting for the server."));
     return;
   }
+  const { inference } = state.server;
+  if (inference.startsWith("http")) document.getElementById("api").href = `${reachable(inference, location.hostname)}/docs`;
   if (current === null) navigate();
   else current.view.update();
 }

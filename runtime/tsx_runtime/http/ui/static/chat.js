@@ -118,8 +118,12 @@ export function chatPanel(name) {
     refresh();
   };
 
-  const form = h("form", { onsubmit: run }, field("Message", draft), problem, h("div", { class: "row" }, submit, stop, clear, h("span", { class: "quiet" }, "Ctrl + Enter sends as well")));
-  form.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.requestSubmit());
+  const form = h("form", { onsubmit: run }, field("Message", draft), problem, h("div", { class: "row" }, submit, stop, clear, h("span", { class: "quiet" }, "Enter sends, Shift + Enter breaks the line")));
+  draft.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return; // 229: Safari's, of the Enter that ends a composition
+    event.preventDefault();
+    form.requestSubmit();
+  });
   const settings = h("section", { class: "card", "aria-label": "Settings", onchange: () => { arrange(); code(); } }, h("h2", {}, "Settings"),
     h("div", { class: "fields" }, field("Version", versions), ofAdapters, field("Task", mode), h("div", { class: "whole" }, ofSystem), numbers.map(({ label, input, hint }) => field(label, input, hint)), h("div", { class: "whole" }, field("Stop", stops, "the answer ends before any of these, one per line"))), lines);
   const state = chip();

@@ -13,14 +13,15 @@ const WORDS = {
 const CLASSES = { ready: "good", READY: "good", done: "good", queued: "busy", running: "busy", cancelled: "off", expired: "off", loading: "busy", LOADING: "busy", UNLOADING: "busy", idle: "off", asleep: "off" };
 export const WORST = ["failed", "degraded", "loading", "idle", "asleep", "ready"];
 const MOST = 600; // seconds that are kept
+const TOLERATED = 0.01; // share of errors
 
-/** A state as a word with a colour; `update(state)`. */
+/** A state as a word with a colour, which is not green for a model that fails; `update(state, share of errors)`. */
 export function chip() {
   const node = h("span", { class: "chip" });
   return {
     node,
-    update(state) {
-      node.className = `chip ${CLASSES[state] ?? "bad"}`;
+    update(state, share = 0) {
+      node.className = `chip ${share > TOLERATED ? "off" : CLASSES[state] ?? "bad"}`;
       say(node, WORDS[state] ?? state);
     },
   };
@@ -64,14 +65,34 @@ export function recent(points, name, seconds = 10) {
   return mean(points, (point) => point[name], live.newest, seconds);
 }
 
-export function recentShare(points, share) {
-  const sums = points.slice(-15).filter((point) => point.number > live.newest - 10).reduce((sum, point) => {
+export function recentShare(points, share, seconds = 10) {
+  const sums = points.slice(-1.5 * seconds).filter((point) => point.number > live.newest - seconds).reduce((sum, point) => {
     for (const name of ["rate", "refused", "failures"]) sum[name] += point[name];
     if (point.places) sum.filled += point.rate;
     sum.places += point.places;
     return sum;
   }, { rate: 0, refused: 0, failures: 0, places: 0, filled: 0 });
   return share(share === batchFill ? { ...sums, rate: sums.filled } : sums);
+}
+
+/** The share of requests that failed in the last ten minutes; null without requests. */
+export const errorsLately = (points) => recentShare(points, errorShare, MOST);
+
+/** That share in red, with a link to the traceback of the last error; `update(name, share, versions)`. */
+export function errorsLink() {
+  const link = h("a", { hidden: true });
+  return {
+    node: link,
+    update(name, share, versions) {
+      const errors = versions.map(({ lastError }) => lastError).filter(Boolean);
+      const { text = "", request = "" } = errors[0] ?? {};
+      show(link, share > 0);
+      link.className = `chip ${share > TOLERATED ? "bad" : "busy"}`;
+      link.href = ["#/model", name, "errors", ...(request ? [request] : [])].map((part, place) => (place ? encodeURIComponent(part) : part)).join("/");
+      link.title = [`of the requests of the last 10 minutes`, text && `last error: ${text}`].filter(Boolean).join("; ");
+      say(link, `${shareText(share)} errors`);
+    },
+  };
 }
 
 /** The six numbers that tell how a model, or the whole server, is: each with its trend. `update(points, versions)`. */

@@ -2,7 +2,7 @@
 
 import { h, say, show } from "./dom.js";
 import { errorsTab } from "./errors.js";
-import { chip, stateOf, workersText } from "./figures.js";
+import { chip, errorsLately, errorsLink, pointsOfModel, stateOf, workersText } from "./figures.js";
 import { live, model as find } from "./live.js";
 import { metricsTab } from "./metrics.js";
 import { overviewTab } from "./overview.js";
@@ -18,7 +18,8 @@ export const TABS = {
 };
 
 export function modelView(name) {
-  const state = chip();
+  const state = chip(), failing = errorsLink();
+  const last = h("p", { class: "problem", hidden: true });
   const about = h("span", { class: "quiet" });
   const links = Object.entries(TABS).map(([tab, [label]]) =>
     [tab, h("a", { href: `#/model/${encodeURIComponent(name)}/${tab}` }, label)]);
@@ -28,7 +29,8 @@ export function modelView(name) {
   const gone = h("p", { class: "card", hidden: true }, why, " ", h("a", { href: "#/" }, "All models"));
   const node = h("div", {},
     h("nav", { class: "crumbs", "aria-label": "Breadcrumb" }, h("a", { href: "#/" }, "Models"), " / ", name),
-    h("div", { class: "row" }, h("h1", {}, name), state.node, about),
+    h("div", { class: "row" }, h("h1", {}, name), state.node, failing.node, about),
+    last,
     gone,
     tabs, place);
   const made = new Map();
@@ -61,7 +63,11 @@ export function modelView(name) {
       show(place, now);
       if (!now) return;
       say(why, "This model is no longer registered.");
-      state.update(stateOf(now));
+      const share = errorsLately(pointsOfModel(now)), error = now.versions.find(({ lastError }) => lastError)?.lastError;
+      state.update(stateOf(now), share);
+      failing.update(name, share, now.versions);
+      show(last, share > 0 && error);
+      say(last, `Last error: ${error?.text}`);
       const count = now.versions.length;
       const parts = [`${count === 1 ? "version" : `${count} versions, default`} ${now.default}`, `workers ${workersText(now.versions)}`, now.workflow && `a node of workflow ${now.workflow}`];
       say(about, parts.filter(Boolean).join(" · "));

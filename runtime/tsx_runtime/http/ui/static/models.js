@@ -5,7 +5,7 @@ import { chart, spark } from "./chart.js";
 import { formDialog } from "./dialog.js";
 import { cells, field, h, keyed, liveTable, newId, say, show } from "./dom.js";
 import { emptyPage } from "./empty.js";
-import { chip, errorShare, shareText, memoryText, pointsOfModel, recent, recentShare, spanOf, stateOf, stateTiles, together, WORST, workersOf, workersText } from "./figures.js";
+import { chip, errorsLately, errorsLink, shareText, memoryText, pointsOfModel, recent, spanOf, stateOf, stateTiles, together, WORST, workersOf, workersText } from "./figures.js";
 import { bytes, duration, number } from "./format.js";
 import { live } from "./live.js";
 
@@ -45,7 +45,7 @@ export function modelsView() {
   const search = field("Filter", filter, "by name");
   const add = h("button", { class: "primary", onclick: () => registerDialog() }, "Register a model");
   const about = h("span", { class: "quiet" });
-  const empty = emptyPage(registerDialog);
+  const empty = emptyPage();
   const models = h("section", { class: "card", "aria-label": "Served models" }, search, list.node, none);
   const node = h("div", {}, h("div", { class: "row" }, h("h1", {}, "Models"), about, h("span", { class: "grow" }), add), tiles.node, charts, models, empty.node);
   let order = new Map(); // the place of each name
@@ -122,37 +122,39 @@ function compare(one, other) {
 /** A model with the numbers of its row. */
 function figuresOf(now) {
   const points = pointsOfModel(now);
-  return { now, points, rate: recent(points, "rate") ?? 0, errors: recentShare(points, errorShare), p99: recent(points, "p99") };
+  return { now, points, rate: recent(points, "rate") ?? 0, errors: errorsLately(points), p99: recent(points, "p99") };
 }
 
 function row({ now: model }) {
-  const state = chip(), line = spark();
+  const state = chip(), line = spark(), failing = errorsLink(), none = h("span");
   const cell = Object.fromEntries(COLUMNS.slice(1).map((label, place) => [label, h("td", { class: NUMBERS.includes(place + 1) ? "number" : SHORTENED.includes(label) ? "shortened" : null })]));
   cell.State.append(state.node);
   cell.Trend.append(line.node);
+  cell.Errors.append(failing.node, none);
   const link = h("a", { href: `#/model/${encodeURIComponent(model.name)}`, title: model.name }, model.name);
   return {
     node: h("tr", {}, cells(COLUMNS, [h("th", { scope: "row", class: "name" }, link), ...Object.values(cell)])),
     update({ now, points, rate, errors, p99 }) {
       const more = now.versions.length - 1;
       const texts = {
-        "Requests/s": number(rate), Errors: shareText(errors), p99: duration(p99),
+        "Requests/s": number(rate), p99: duration(p99),
         Version: more ? `${now.default} and ${more} more` : now.default, Workers: workersText(now.versions),
         Device: workersOf(now.versions).devices.join(", ") || "–", Memory: memoryText(now.versions),
       };
       for (const [label, text] of Object.entries(texts)) say(cell[label], text);
       for (const label of SHORTENED) cell[label].title = texts[label];
-      state.update(stateOf(now));
+      state.update(stateOf(now), errors);
+      failing.update(now.name, errors, now.versions);
+      say(none, errors ? "" : shareText(errors));
       line.update(points, live.newest, (point) => point.rate);
     },
   };
 }
 
-/** `archive`: what is to stand in its first field. */
-function registerDialog(archive = "") {
+function registerDialog() {
   const word = (more = {}) => h("input", { autocomplete: "off", spellcheck: "false", ...more });
   const archives = h("datalist", { id: "archives" });
-  const url = word({ required: true, list: "archives", value: archive });
+  const url = word({ required: true, list: "archives" });
   const name = word(), handler = word();
   const workers = h("input", { type: "number", min: "0", max: "1024" });
   const batch = h("input", { type: "number", min: "1" });

@@ -4,7 +4,7 @@ import { call, path } from "./api.js";
 import { chart } from "./chart.js";
 import { differences, formDialog } from "./dialog.js";
 import { cells, field, h, keyed, liveTable, say, show } from "./dom.js";
-import { batchFill, chip, errorShare, shareText, memoryText, pointsOf, pointsOfModel, spanOf, STAGES, stateTiles, workersText } from "./figures.js";
+import { batchFill, chip, errorShare, errorsLately, errorsLink, shareText, memoryText, pointsOf, pointsOfModel, spanOf, STAGES, stateTiles, workersText } from "./figures.js";
 import { bytes, duration, number, percent, since } from "./format.js";
 import { generationCharts } from "./generation.js";
 import { live, model as find } from "./live.js";
@@ -83,7 +83,7 @@ const FACTS = { workers: "Workers", device: "Device", memory: "Memory", batch: "
 const WORKER = ["Worker", "State", "Process", "Device", "Memory", "Since", "Restarts"];
 
 function versionCard(name, { version }) {
-  const state = chip();
+  const state = chip(), failing = errorsLink();
   const isDefault = h("span", { class: "chip off", hidden: true }, "default");
   const facts = Object.fromEntries(Object.keys(FACTS).map((key) => [key, h("dd")]));
   const list = liveTable(`Workers of version ${version}`, WORKER);
@@ -104,7 +104,7 @@ function versionCard(name, { version }) {
   const why = h("p", { hidden: true }, "Not all of its workers are ready. ", h("a", { href: `#/model/${encodeURIComponent(name)}/errors` }, "Errors and log"), " shows why.");
   const workers = h("details", {}, h("summary", {}, "Workers"), list.node);
   const node = h("section", { class: "card", "aria-label": `Version ${version}` },
-    h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, isDefault, h("span", { class: "grow" }), settings, makeDefault, remove),
+    h("div", { class: "row" }, h("h3", {}, `Version ${version}`), state.node, failing.node, isDefault, h("span", { class: "grow" }), settings, makeDefault, remove),
     about, slo, cache, measured, passedOver, scaling, why,
     h("dl", { class: "facts" }, Object.entries(FACTS).map(([key, label]) => h("div", {}, h("dt", {}, label), facts[key]))),
     none, workers);
@@ -112,7 +112,9 @@ function versionCard(name, { version }) {
     node,
     update(now) {
       latest = now;
-      state.update(now.state);
+      const share = errorsLately(pointsOf(name, version));
+      state.update(now.state, share);
+      failing.update(name, share, [now]);
       say(about, [now.url, now.handler && `handler ${now.handler}`, now.form && `form ${now.form}`].filter(Boolean).join(" · "));
       show(measured, now.measured);
       show(passedOver, now.formsPassedOver.length);

@@ -1,4 +1,4 @@
-// Code that repeats a request outside this page: for curl, Python with and without `requests`, and `tsx predict`.
+// Code that repeats a request outside this page: for curl, Python with and without `requests`, JavaScript, Go, and `tsx predict`.
 
 const LONGEST = 2000; // characters of a text that stands in a line
 
@@ -27,7 +27,7 @@ export function snippets(request, server, host) {
   const url = socket ? "http://localhost" : reachable(address, host);
   const path = `/predictions/${[request.model, request.version].filter(Boolean).map(encodeURIComponent).join("/")}`;
   const parts = { ...request, inline: isInline(request), url, path, socket, token: server.inferenceToken, file: fileOf(request) };
-  return [["curl", curl(parts)], ...(socket ? [] : [["requests", requests(parts)], ["urllib", urllib(parts)]]), ...(request.later ? [] : [["tsx", tsx(parts, address)]])];
+  return [["curl", curl(parts)], ...(socket ? [] : [["requests", requests(parts)], ["urllib", urllib(parts)], ["JavaScript", javascript(parts)], ["Go", go(parts)]]), ...(request.later ? [] : [["tsx", tsx(parts, address)]])];
 }
 
 /** `body` is a request of OpenAI's API to `path`: for curl, and for Python's openai client. */
@@ -35,8 +35,9 @@ export function chatSnippets(body, path, server, host) {
   const { inference: address, inferenceToken: token } = server;
   const socket = address.startsWith("unix:") ? address.replace(/^unix:(\/\/)?/, "") : null;
   const url = socket ? "http://localhost" : reachable(address, host);
-  const line = curl({ socket, url, path, type: "application/json", token, inline: true, text: JSON.stringify(body) }).replace("curl ", "curl -N ");
-  return [["curl", line], ...(socket ? [] : [["openai", openai(body, path, url, token)]])];
+  const parts = (sent) => ({ socket, url, path, type: "application/json", token, inline: true, text: JSON.stringify(sent) });
+  const whole = parts({ ...body, stream: false });
+  return [["curl", curl(parts(body)).replace("curl ", "curl -N ")], ...(socket ? [] : [["openai", openai(body, path, url, token)], ["JavaScript", javascript(whole)], ["Go", go(whole)]])];
 }
 
 function openai(body, path, url, token) {
@@ -48,7 +49,7 @@ function openai(body, path, url, token) {
 }
 
 /** An address that listens everywhere is reached by the name that this page was reached by. */
-function reachable(address, host) {
+export function reachable(address, host) {
   return address.replace(/\/\/(0\.0\.0\.0|\[::\])(?=[:/]|$)/, `//${host}`).replace(/\/$/, "");
 }
 
@@ -76,6 +77,28 @@ function preamble({ type, token, inline, text, file, later }, library) {
   const data = inline ? `${JSON.stringify(text)}.encode()` : `open(${JSON.stringify(file)}, "rb").read()`;
   const headers = [`"Content-Type": ${JSON.stringify(type)}`, ...(token ? ['"Authorization": f"Bearer {os.environ[\'TSX_INFERENCE_TOKEN\']}"'] : []), ...(later ? ['"Prefer": "respond-async"'] : [])];
   return [...(token ? ["import os"] : []), `import ${library}`, "", `data = ${data}`, `headers = {${headers.join(", ")}}`];
+}
+
+/** A module, for Node and Deno; for a page as well where no file is read or written. */
+function javascript({ type, token, inline, text, file, output, later, ...parts }) {
+  const files = [...(inline ? [] : ["readFile"]), ...(output ? ["writeFile"] : [])];
+  const headers = [`"Content-Type": ${JSON.stringify(type)}`, ...(token ? ["Authorization: `Bearer ${process.env.TSX_INFERENCE_TOKEN}`"] : []), ...(later ? ['Prefer: "respond-async"'] : [])];
+  return [...(files.length ? [`import { ${files.join(", ")} } from "node:fs/promises";`, ""] : []),
+    `const answer = await fetch(${addressOf(parts)}, {`, '  method: "POST",', `  headers: { ${headers.join(", ")} },`,
+    `  body: ${inline ? JSON.stringify(text) : `await readFile(${JSON.stringify(file)})`},`, "});", "if (!answer.ok) throw new Error(await answer.text());",
+    output ? `await writeFile(${JSON.stringify(output)}, Buffer.from(await answer.arrayBuffer()));` : "console.log(await answer.text());"].join("\n");
+}
+
+function go({ type, token, inline, text, file, output, later, ...parts }) {
+  const word = (value) => JSON.stringify(value).replaceAll("\ufeff", "\\ufeff"); // no Go source may hold this one
+  const headers = [["Content-Type", word(type)], ...(token ? [["Authorization", '"Bearer "+os.Getenv("TSX_INFERENCE_TOKEN")']] : []), ...(later ? [["Prefer", '"respond-async"']] : [])];
+  const check = ["\tif err != nil {", "\t\tlog.Fatal(err)", "\t}"];
+  return ["package main", "", "import (", ...["bytes", "io", "log", "net/http", "os"].map((name) => `\t"${name}"`), ")", "", "func main() {",
+    ...(inline ? [`\tdata := []byte(${word(text)})`] : [`\tdata, err := os.ReadFile(${word(file)})`, ...check]),
+    `\trequest, err := http.NewRequest("POST", ${addressOf(parts)}, bytes.NewReader(data))`, ...check,
+    ...headers.map(([name, value]) => `\trequest.Header.Set("${name}", ${value})`), "\tanswer, err := http.DefaultClient.Do(request)", ...check,
+    "\tdefer answer.Body.Close()", "\tbody, err := io.ReadAll(answer.Body)", ...check, "\tif answer.StatusCode >= 400 {", "\t\tlog.Fatal(string(body))", "\t}",
+    output ? `\tif err := os.WriteFile(${word(output)}, body, 0o644); err != nil {\n\t\tlog.Fatal(err)\n\t}` : "\tos.Stdout.Write(body)", "}"].join("\n");
 }
 
 function tsx({ model, version, url, type, inline, text, file, socket, output }, address) {

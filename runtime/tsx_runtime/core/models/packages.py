@@ -1,0 +1,32 @@
+"""Finds out, before a worker starts, that a package of an extra is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+
+from tsx_archiver import OpenArchive
+from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
+from tsx_archiver.metadata.mlmodel import PYFUNC
+from tsx_runtime.core.models.handlers import BUILTIN
+from tsx_runtime.errors import InvalidModel
+
+PACKAGES: Mapping[str, tuple[str, str]] = {  # by handler or suffix: the package that loads the model, and its extra
+    HANDLER: ("transformers", "transformers"),
+    GENERATION_HANDLER: ("transformers", "transformers"),
+    PYFUNC: ("mlflow", "mlflow"),
+    ".onnx": ("onnxruntime", "onnx"),
+}
+
+
+def check_packages(archive: OpenArchive, handler: str) -> None:
+    """Refuse a model whose built-in handler needs a package that the server does not have.
+
+    Raises:
+        InvalidModel: the package is not installed.
+    """
+    file = archive.manifest.serialized_file or ""
+    needed = PACKAGES.get(handler) or (PACKAGES[".onnx"] if handler in BUILTIN and file.endswith(".onnx") else None)
+    if needed is not None and find_spec(needed[0]) is None:
+        package, extra = needed
+        raise InvalidModel(f"{archive.source.name} needs the package {package}, which is not installed: pip install 'tsx-serve[{extra}]'")

@@ -1,0 +1,39 @@
+"""Models whose packages are not installed."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+
+from tests.support.clients.talker import order, with_registry
+from tests.support.models import make_model
+from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
+from tsx_archiver.metadata.mlmodel import PYFUNC
+from tsx_runtime.core.models import packages
+from tsx_runtime.errors import InvalidModel
+
+
+@pytest.mark.parametrize(
+    ("handler", "file", "extra"),
+    [
+        (HANDLER, None, "transformers"),
+        (GENERATION_HANDLER, None, "transformers"),
+        (PYFUNC, None, "mlflow"),
+        ("base_handler", "net.onnx", "onnx"),
+        ("image_classifier", "net.onnx", "onnx"),
+    ],
+)
+def test_a_missing_extra_is_named_before_a_worker_starts(tmp_path, monkeypatch, handler, file, extra):
+    missing = {"transformers", "mlflow", "onnxruntime"}
+    monkeypatch.setattr(packages, "find_spec", lambda name: None if name in missing else find_spec(name))
+    more = {"serializedFile": file} if file else {}
+
+    async def test(registry):
+        path = make_model(tmp_path / "m", "", **more)
+        (path / (file or "unused")).touch()
+        with pytest.raises(InvalidModel, match=rf"pip install 'tsx-serve\[{extra}\]'"):
+            await registry.register_path(path, order(handler=handler))
+        assert not registry.models
+
+    with_registry(test)
