@@ -216,7 +216,7 @@ def test_a_model_that_fails_is_red_with_its_share_of_errors_and_the_last_one(pag
     server = start(["echo.mar", *FREE_PORTS])
     look(page, server)
     row = page.get_by_role("row", name=re.compile("echo"))
-    expect(row.get_by_role("img")).to_be_visible()  # the trend: requests are counted by the second from now on
+    expect(row.locator("svg .line")).to_have_attribute("d", re.compile("M"))  # the trend: requests are counted by the second from now on
     with httpx.Client(base_url=server.address("predictions"), timeout=60) as client:
         for body in ("well", "fail", "fail", "fail"):
             client.post("/predictions/echo", json=body)

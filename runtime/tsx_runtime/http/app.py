@@ -30,7 +30,6 @@ from tsx_runtime.http.connection_clock import Timeouts
 from tsx_runtime.http.fast_lane.lane import Lane, LaneConfig
 from tsx_runtime.http.routes import (
     debug,
-    docs,
     exception_handlers,
     health,
     index,
@@ -66,6 +65,7 @@ from tsx_runtime.http.semantics.messages import (
 )
 from tsx_runtime.http.semantics.tracing import traced
 from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model, without_empty
+from tsx_runtime.http.ui import api_page
 from tsx_runtime.http.ui import routes as ui
 from tsx_runtime.http.ui.routes import PREDICT, Playground, PlaygroundJobs
 from tsx_runtime.jobs.service import Jobs
@@ -124,7 +124,7 @@ class ServerApp(FastAPI):
         exception_handlers.install(self, self.not_found)
         self.add_api_route("/", self._index, methods=["GET", "HEAD", "OPTIONS"], include_in_schema=False)
         self.add_api_route("/api-description", self._describe, methods=["GET"], include_in_schema=False)
-        self.include_router(docs.build_router())
+        self.include_router(api_page.build_router())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope.get("root_path"):
