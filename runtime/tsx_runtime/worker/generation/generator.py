@@ -48,7 +48,8 @@ class TextGenerator:
             raise InvalidInput("This model has no chat template, so it takes plain text only: send a prompt instead of messages.")
         if tools and "tools" not in str(template):
             raise InvalidInput("This model's chat template takes no tools: send the request without them.")
-        if reserved := signature(self._tokenizer.apply_chat_template).parameters.keys() & (variables or {}):
+        own = signature(self._tokenizer.apply_chat_template).parameters.keys() | {"conversations", "messages", "self"}
+        if reserved := own & (variables or {}).keys():
             raise InvalidInput(f"The field 'chat_template_kwargs' cannot set {', '.join(sorted(reserved))}, which the server sets itself.")
         chat_templates.begin(self.context_length)
         try:

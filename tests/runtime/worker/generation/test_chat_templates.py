@@ -127,8 +127,8 @@ def test_variables_of_a_request_reach_the_template(tokenizer: Any) -> None:
     assert read == ["hello", "hello", "quiet hello"]
 
 
-@pytest.mark.parametrize("name", ["chat_template", "tokenize", "tools", "return_dict", "messages"])
+@pytest.mark.parametrize("name", ["chat_template", "tokenize", "tools", "return_dict", "messages", "conversations", "self"])
 def test_variables_cannot_stand_for_what_the_server_sets(tokenizer: Any, name: str) -> None:
     made = generator(tokenizer, "{{ messages[0].content }}")
-    with pytest.raises(InvalidInput, match=name):
+    with pytest.raises(InvalidInput, match=f"cannot set {name},"):
         made.encode_chat([{"role": "user", "content": "hello"}], variables={name: "{{ 1 }}"})
