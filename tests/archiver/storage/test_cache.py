@@ -184,7 +184,7 @@ def test_entries_that_nobody_used_for_long_are_removed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bound", [{"total": 250}, {"entries": 2}])
 def test_the_longest_unused_entries_go_when_the_cache_is_full(tmp_path: Path, bound: dict[str, int]) -> None:
-    cache = Cache(tmp_path)
+    cache = Cache(tmp_path, CacheLimits(age=float("inf")))  # which is cleaned in the background
     made = [make_entry(cache, letter, 100) for letter in "abc"]
     for number, entry in enumerate(made):
         os.utime(entry / "complete.json", (1e9 + number, 1e9 + number))

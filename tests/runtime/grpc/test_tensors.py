@@ -84,7 +84,7 @@ def test_named_inputs_come_through_under_their_names(inputs: dict[str, bytes]) -
     from tsx_runtime.grpc.inference import body_of
 
     body = body_of(inputs)
-    assert read_row(f"id\r\n\r\ncontent-type: {wire.INPUTS.decode()}\r\n", bytes(body), True) == (inputs, None)
+    assert read_row(f"id\r\n\r\ncontent-type: {wire.INPUTS.decode()}\r\n", bytes(body), True) == (inputs, {})
 
 
 def test_large_inputs_are_sent_from_where_they_lie() -> None:

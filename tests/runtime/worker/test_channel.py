@@ -85,7 +85,7 @@ class Watched(socket.socket):
 
 
 BIND = "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])"
-LIMIT = "from tsx_runtime.shared import cores; from pathlib import Path; cores.QUOTA = Path('cpu.max')"
+LIMIT = "from tsx_runtime.shared import cores; from pathlib import Path; cores.CGROUP = Path()"
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no process to cores")

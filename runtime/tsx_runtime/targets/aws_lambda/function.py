@@ -95,7 +95,8 @@ class Function:
         """Log it once, since no client gets the traceback."""
         if not self._is_logged:
             self._is_logged = True
-            logger.error("the model does not load: %s", error.message)
+            trace = f"\n{error.traceback}" if error.traceback else ""
+            logger.error("the model does not load: %s%s", error.message, trace)
 
     async def answer(self, event: Any, context: Any, write: Write | None = None) -> Any:
         """The answer to the invocation; None for an HTTP request whose answer went to `write`. Raises TsxError."""

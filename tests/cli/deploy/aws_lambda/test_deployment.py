@@ -291,7 +291,7 @@ def test_a_file_is_sent_as_the_url_would_and_the_answer_printed(deploy: Deploy, 
         (tmp_path / "in.json").write_text(content)
         out = deploy.verb("invoke", "in.json", code=code)
         assert said in deploy.err
-        assert out == ("7" if code == 0 else "")
+        assert out == ("7\n" if code == 0 else "")
     (tmp_path / "in.json").write_text("7")
     assert json.loads(deploy.verb("invoke", "in.json", "--json")) == {"status": 200, "content_type": "application/json", "answer": 7}
 

@@ -114,11 +114,11 @@ def test_two_components_of_one_endpoint_answer_scale_change_and_go_by_themselves
                 client.invoke_endpoint(EndpointName="shared", InferenceComponentName=name, Body=b"{}", ContentType="application/json")
             )
 
-        assert (ask("a"), ask("b"), a.verb("invoke", "in.json"), b.verb("invoke", "in.json")) == (b"a", b"b", "a", "b")
+        assert (ask("a"), ask("b"), a.verb("invoke", "in.json"), b.verb("invoke", "in.json")) == (b"a", b"b", "a\n", "b\n")
         scale("a", 0)
         a.verb("invoke", "in.json", code=1)
         assert "it has no copy now; where it scales from zero, this request starts one: send it again" in a.err
-        assert a.verb("invoke", "in.json") == "a"
+        assert a.verb("invoke", "in.json") == "a\n"
         a.archive = archive(tmp_path, "a2")
         a.apply("--set", "sagemaker.autoscaling.min=0")
         assert (ask("a"), ask("b")) == (b"a2", b"b")
@@ -149,13 +149,13 @@ def test_models_of_a_multi_model_endpoint_answer_by_the_key_that_status_says(
             return asked(client.invoke_endpoint(EndpointName="shared", TargetModel=target, Body=b"{}", ContentType="application/json"))
 
         first, other = (json.loads(each.verb("status", "--json"))["target model"] for each in (a, b))
-        assert (ask(first), ask(other), a.verb("invoke", "in.json")) == (b"a", b"b", "a")
+        assert (ask(first), ask(other), a.verb("invoke", "in.json")) == (b"a", b"b", "a\n")
         a.archive = archive(tmp_path, "a2")
         a.apply()
-        assert a.verb("invoke", "in.json") == "a2"  # at once, though the earlier one is still loaded
+        assert a.verb("invoke", "in.json") == "a2\n"  # at once, though the earlier one is still loaded
         assert (ask(first), ask(other)) == (b"a", b"b")
         a.verb("rollback", "--yes")
-        assert a.verb("invoke", "in.json") == "a"
+        assert a.verb("invoke", "in.json") == "a\n"
 
 
 def test_the_model_of_a_deployment_runs_in_a_batch_transform_job_as_the_guide_shows(

@@ -462,7 +462,7 @@ def test_a_verb_that_a_route_does_not_take_is_named_so(server, verb, path, error
     assert answer.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/models/talker/1.0/what", "/predictions/talker", "/ping", "/metrics", "/docs"])
+@pytest.mark.parametrize("path", ["/nothing", "/models/talker/1.0/what", "/predictions/talker", "/ping", "/metrics"])
 def test_an_unknown_route_is_not_found(server, path, error_of):
     answer = server.management.get(path)
     assert answer.status_code in (404, 405)

@@ -7,6 +7,8 @@ import stat
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -336,7 +338,9 @@ def test_a_snapshot_that_another_user_could_have_written_starts_no_server(tmp_pa
 @pytest.mark.parametrize("content", [b"", b"\0" * 4096, b"job_queue_size=5\n"])
 def test_a_damaged_snapshot_is_no_start_without_models(tmp_path: Path, content: bytes) -> None:
     """The next snapshot would be without them as well."""
-    Snapshots(tmp_path, {}, None).write("startup", [])
+    settings = SimpleNamespace(model_snapshot=None)
+    registry = SimpleNamespace(models={}, unloaded={}, settings=settings)
+    Snapshots(tmp_path, {}, None).write("startup", cast(Any, registry))
     last = snapshot_to_start_from(tmp_path)
     assert last is not None
     last.write_bytes(content)
