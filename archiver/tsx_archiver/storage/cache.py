@@ -145,7 +145,7 @@ class Cache:
             building.close()
 
     def _clean_beside(self) -> None:
-        """Clean in a thread of its own: nobody waits for it, and a failure is that of the next process to clean."""
+        """Clean, unless another thread does. The next cleaning meets a failure again, so it is ignored."""
         if _cleaning.acquire(blocking=False):
             try:
                 with suppress(OSError, CacheError):

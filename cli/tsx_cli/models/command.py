@@ -77,7 +77,7 @@ def register(
     url: Url = None,
     config: Config = None,
 ) -> None:
-    """Register an archive of the model store and start the workers that the archive or --workers asks for."""
+    """Register an archive and start the workers that the archive or --workers asks for."""
     _register(
         management(url, config),
         archive,

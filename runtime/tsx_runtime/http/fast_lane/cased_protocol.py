@@ -42,7 +42,7 @@ class CasedProtocol(HttpToolsProtocol):
         scope[HEADER_NAMES] = self._names = list[bytes]()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # Else it is a trailer: they are discarded, as the request is what its head says (RFC 9110, 6.5.1).
+        if self._in_head:  # Trailers are discarded (RFC 9110, 6.5.1).
             super().on_header(name, value)
             self._names.append(name)
 

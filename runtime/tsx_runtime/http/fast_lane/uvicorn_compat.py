@@ -49,13 +49,14 @@ RELIED_ON = {
     "RequestResponseCycle": ("keep_alive", "response_complete", "response_started", "transport"),
     "FlowControl": ("pause_reading", "read_paused", "resume_reading", "write_paused"),
 }
+# What HttpToolsProtocol must have for header names to be kept as they were sent
 NAMES_NEED = (
     "on_message_begin",
     "on_header",
     "on_headers_complete",
     "headers",
     "scope",
-)  # of HttpToolsProtocol, to keep header names as they were sent
+)
 
 logger = logging.getLogger("tsx.http")
 
