@@ -63,7 +63,8 @@ def load_eager(
             faults.append(f"{kind.__name__}: {in_words(error)[:MAX_FAULT]}")
     names = ", ".join(type(model).__name__ for model in fitting)
     if len(fitting) == 1:
-        logger.info("of %s, the model is made by %s", model_file.name, names)
+        if len(kinds) > 1:
+            logger.info("of the classes of %s, %s is used", model_file.name, names)
         return fitting[0]
     reason = f"the weights fit several ({names})" if fitting else f"the weights fit none of them ({'; '.join(faults)})"
     if weights is None:
