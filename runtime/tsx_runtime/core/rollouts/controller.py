@@ -58,6 +58,9 @@ class RolloutController:
             text = f"Version {shadow} of model {name} is its shadow, and the copied requests would distort what the rollout measures"
             how = f'PATCH /models/{name}/traffic with {{"shadow": null}}, or `tsx models shadow {name} --off`'
             raise Conflict(f"{text}. End it first: {how}")
+        if failed := _failure(new):
+            how = f"PUT /models/{name}/{new.version}?min_worker=1, or `tsx models scale {name} 1 --version {new.version}`"
+            raise Conflict(f"Version {new.version} of model {name} cannot answer requests: {failed}. Start a worker first: {how}")
         now = time.time()
         so_far = self._counts(name, old.version)
         default = self._models[name].default
