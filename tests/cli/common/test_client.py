@@ -126,6 +126,13 @@ def test_commands_say_what_they_cannot_read(run: Run, answering: Answering, comm
         assert ended.err.startswith("Error: the server's answer cannot be read (")
 
 
+@pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS, ["replay"]], ids=" ".join)
+def test_help_names_the_variables_of_a_servers_tokens(run: Run, command: list[str]) -> None:
+    shown = run(*command[: 2 if command[0] in ("models", "jobs") else 1], "--help").out
+    assert "TSX_MANAGEMENT_TOKEN" in shown
+    assert "TSX_INFERENCE_TOKEN" in shown
+
+
 @pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS], ids=" ".join)
 def test_a_redirect_fails_every_command(run: Run, answering: Answering, command: list[str]) -> None:
     url = answering(301, b"", location="https://other/")
