@@ -44,6 +44,7 @@ Adapters = Annotated[
     ),
 ]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let code that lies in a Hugging Face model run.")]
+InputOption = Annotated[str | None, typer.Option("--input", metavar="FILE", help="The same as the argument FILE.")]
 Force = Annotated[bool, typer.Option("--force", help="Accept versions that are not registered yet.")]
 
 
