@@ -35,7 +35,8 @@ def batch_command(
         ),
     ] = None,
     input_option: Annotated[
-        list[str] | None, typer.Option("--input", metavar="INPUT", help="The same as the argument INPUT; may be repeated.")
+        list[str] | None,
+        typer.Option("--input", metavar="INPUT", help="The same as the argument INPUT; may be repeated."),
     ] = None,
     input_format: Annotated[
         Literal["files", "jsonl", "csv", "parquet"] | None,

@@ -44,7 +44,10 @@ Adapters = Annotated[
     ),
 ]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let code that lies in a Hugging Face model run.")]
-InputOption = Annotated[str | None, typer.Option("--input", metavar="FILE", help="The same as the argument FILE.")]
+InputOption = Annotated[
+    str | None,
+    typer.Option("--input", metavar="FILE", help="The same as the argument FILE."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Accept versions that are not registered yet.")]
 
 
@@ -75,8 +78,8 @@ Url = Annotated[
     str | None,
     typer.Option(
         "--url",
-        help="Address of the server; by default from the settings, as is its token: set TSX_MANAGEMENT_TOKEN, "
-        "or TSX_INFERENCE_TOKEN for predictions.",
+        help="Address of the server; by default from the settings, as is its token: "
+        "set TSX_MANAGEMENT_TOKEN, or TSX_INFERENCE_TOKEN for predictions.",
     ),
 ]
 

@@ -16,8 +16,8 @@ from tsx_runtime.settings.addresses import parse_address
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
 
 LOADING = (
-    "its port is in use, or was a minute ago: a server that runs answers once all its models are loaded, "
-    "as its own output shows; if none runs, "
+    "its port is in use, or was a minute ago: a server that runs answers once all its models "
+    "are loaded, as its own output shows; if none runs, "
 )
 
 
@@ -38,7 +38,7 @@ class ServerAddress(NamedTuple):
         return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
 
     def loading_hint(self, error: OSError) -> str:
-        """The advice to wait, if the connection was refused although a program of this machine holds the port; else ''."""
+        """Return the advice to wait, if a program here has the port and refused the connection."""
         if isinstance(error, ConnectionRefusedError) and not self.socket:
             with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as probe:
                 try:

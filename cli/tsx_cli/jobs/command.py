@@ -47,7 +47,8 @@ def list_jobs(
         print_table(COLUMNS, [_row(job, time.time()) for job in jobs])
     else:
         which = "such jobs" if model or state else "jobs"
-        print(f"there are no {which} at {server.url}; a prediction becomes one with the header 'Prefer: respond-async'")
+        how = "a prediction becomes one with the header 'Prefer: respond-async'"
+        print(f"there are no {which} at {server.url}; {how}")
 
 
 @app.command(cls=AnswerCommand)

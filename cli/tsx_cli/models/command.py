@@ -20,7 +20,9 @@ from tsx_runtime.shared.suggestions import suggestion
 PAGE = 100
 MANIFEST = "MAR-INF"
 UNREADABLE = ("ModelNotFoundException", "DownloadArchiveException")
-WITHOUT_WORKERS = re.compile(r'(Model "(.+)" Version: (\S+) .+) Use scale workers API to add workers for the model\.')
+WITHOUT_WORKERS = re.compile(
+    r'(Model "(.+)" Version: (\S+) .+) Use scale workers API to add workers for the model\.',
+)
 
 Version = Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")]
 ArchiveName = Annotated[
@@ -297,5 +299,8 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 
 
 def in_commands(status: str) -> str:
-    """The server's message, with its next step as a command, which names the version: another one may be the default."""
+    """The server's message, with its next step as a command.
+
+    The command names the version, as another one may be the default.
+    """
     return WITHOUT_WORKERS.sub(r"\1 `tsx models scale \2 1 --version \3` adds one.", status)

@@ -63,8 +63,10 @@ def predict(
     On a terminal the answer is formatted; otherwise it is written unchanged, and a text ends a line.
     """
     check_delivery(output, as_json=as_json)
-    if sample + (input is not None) + (input_option is not None) > 1 or not (sample or input or input_option or fields):
-        raise UsageError(f"give one file or text, or --sample: `tsx predict {model} --sample` sends one that fits the model")
+    sources = sample + (input is not None) + (input_option is not None)
+    if sources > 1 or not (sources or fields):
+        how = f"`tsx predict {model} --sample` sends one that fits the model"
+        raise UsageError(f"give one file or text, or --sample: {how}")
     input = input_option if input is None else input
     settings, _ = read_settings(config)
     server = Server(url or settings.inference_address, read_token(token) or settings.inference_token, certificate=settings.certificate_file)

@@ -128,7 +128,10 @@ def logs(
 @with_options(deployment_options)
 def invoke(
     options: DeploymentOptions,
-    body: Annotated[str | None, typer.Argument(metavar="FILE", help="File to send; - reads standard input.")] = None,
+    body: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="File to send; - reads standard input."),
+    ] = None,
     input_option: InputOption = None,
     content_type: Annotated[
         str | None, typer.Option("--content-type", help="Content type of the file, if its name does not show it.")
@@ -144,7 +147,8 @@ def invoke(
     check_delivery(output, as_json=as_json)
     if (body is None) == (input_option is None):
         raise UsageError("name one file to send: `tsx deploy invoke FILE`")
-    deliver(ask(*options, body or input_option or "", content_type, accept), output, as_json=as_json)
+    answer = ask(*options, body or input_option or "", content_type, accept)
+    deliver(answer, output, as_json=as_json)
 
 
 @app.command()

@@ -59,8 +59,10 @@ class RolloutController:
             how = f'PATCH /models/{name}/traffic with {{"shadow": null}}, or `tsx models shadow {name} --off`'
             raise Conflict(f"{text}. End it first: {how}")
         if failed := _failure(new):
-            how = f"PUT /models/{name}/{new.version}?min_worker=1, or `tsx models scale {name} 1 --version {new.version}`"
-            raise Conflict(f"Version {new.version} of model {name} cannot answer requests: {failed}. Start a worker first: {how}")
+            text = f"Version {new.version} of model {name} cannot answer requests: {failed}"
+            command = f"`tsx models scale {name} 1 --version {new.version}`"
+            how = f"PUT /models/{name}/{new.version}?min_worker=1, or {command}"
+            raise Conflict(f"{text}. Start a worker first: {how}")
         now = time.time()
         so_far = self._counts(name, old.version)
         default = self._models[name].default
