@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import AsJson, Assignments, Config, read_settings
 
 app = typer.Typer(add_completion=False)
@@ -15,14 +16,6 @@ app = typer.Typer(add_completion=False)
 @app.command("batch")
 def batch_command(
     model: Annotated[Path, typer.Argument(metavar="MODEL.mar", help="The archive, or a model's directory.")],
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT...",
-            help="Files, directories, s3://BUCKET/KEY, s3://BUCKET/PREFIX/, or - for standard input. A row per line of .jsonl and .csv, "
-            "per row of .parquet, and per file of anything else and of a directory.",
-        ),
-    ],
     output: Annotated[
         str,
         typer.Option(
@@ -33,6 +26,18 @@ def batch_command(
             "or jobs+sqlite:///FILE, a store from which a server answers.",
         ),
     ],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="INPUT...",
+            help="Files, directories, s3://BUCKET/KEY, s3://BUCKET/PREFIX/, or - for standard input. A row per line of .jsonl and .csv, "
+            "per row of .parquet, and per file of anything else and of a directory.",
+        ),
+    ] = None,
+    input_option: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="INPUT", help="The same as the argument INPUT; may be repeated."),
+    ] = None,
     input_format: Annotated[
         Literal["files", "jsonl", "csv", "parquet"] | None,
         typer.Option("--input-format", help="How all inputs are read, whatever their names; `files`: a row per file."),
@@ -91,6 +96,8 @@ def batch_command(
     """
     from tsx_cli.batch.session import Options, run_command  # here, as it imports the front end, and help must be quick
 
+    if not (inputs := [*(inputs or ()), *(input_option or ())]):
+        raise UsageError("name what the model runs over: `tsx batch MODEL.mar INPUT... -o OUTPUT`")
     options = Options(
         model=model,
         inputs=inputs,

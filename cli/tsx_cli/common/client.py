@@ -188,7 +188,8 @@ class Server:
         except ssl.SSLError as error:
             raise CliError(f"{self.url}: {distrust(error)}") from error
         except OSError as error:
-            raise CliError(f"no server answers at {self.url} ({_reason(error)}); {self._absent}") from error
+            why = f"no server answers at {self.url} ({_reason(error)})"
+            raise CliError(f"{why}; {self.address.loading_hint(error)}{self._absent}") from error
         connection.sock.settimeout(self._timeout)
         return connection
 

@@ -44,6 +44,10 @@ Adapters = Annotated[
     ),
 ]
 TrustRemoteCode = Annotated[bool, typer.Option("--trust-remote-code", help="Let code that lies in a Hugging Face model run.")]
+InputOption = Annotated[
+    str | None,
+    typer.Option("--input", metavar="FILE", help="The same as the argument FILE."),
+]
 Force = Annotated[bool, typer.Option("--force", help="Accept versions that are not registered yet.")]
 
 
@@ -70,7 +74,14 @@ def _served(role: str) -> Callable[[typer.Context, str], list[str]]:
 ModelName = Annotated[str, typer.Argument(help="Name of the model.", autocompletion=_served("management"))]
 PredictedModel = Annotated[str, typer.Argument(help="Name of the model.", autocompletion=_served("inference"))]
 Token = Annotated[str | None, typer.Option(metavar="TOKEN|@FILE", help="Token for the server, or the file that contains it.")]
-Url = Annotated[str | None, typer.Option("--url", help="Address of the server; by default from the settings.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help="Address of the server; by default from the settings, as is its token: "
+        "set TSX_MANAGEMENT_TOKEN, or TSX_INFERENCE_TOKEN for predictions.",
+    ),
+]
 
 
 def management(url: str | None, config: Path | None) -> Server:

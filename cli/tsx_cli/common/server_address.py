@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import ssl
 from collections.abc import Collection
 from pathlib import Path
@@ -12,6 +14,11 @@ from tsx_cli.common.failure import UsageError
 from tsx_runtime.settings.addresses import parse_address
 
 ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # where a server on all interfaces is reached from here
+
+LOADING = (
+    "its port is in use, or was a minute ago: a server that runs answers once all its models "
+    "are loaded, as its own output shows; if none runs, "
+)
 
 
 class ServerAddress(NamedTuple):
@@ -29,6 +36,16 @@ class ServerAddress(NamedTuple):
             return "localhost"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.secure else 80) else f"{host}:{self.port}"
+
+    def loading_hint(self, error: OSError) -> str:
+        """Return the advice to wait, if a program here has the port and refused the connection."""
+        if isinstance(error, ConnectionRefusedError) and not self.socket:
+            with socket.socket(socket.AF_INET6 if ":" in self.host else socket.AF_INET) as probe:
+                try:
+                    probe.bind((self.host, self.port))
+                except OSError as refusal:
+                    return LOADING if refusal.errno == errno.EADDRINUSE else ""
+        return ""
 
 
 def read_url(url: str, schemes: Collection[str] = ("http", "https")) -> ServerAddress:

@@ -46,7 +46,9 @@ def list_jobs(
     elif jobs:
         print_table(COLUMNS, [_row(job, time.time()) for job in jobs])
     else:
-        print(f"no such job at {server.url}; a prediction becomes one with the header 'Prefer: respond-async'")
+        which = "such jobs" if model or state else "jobs"
+        how = "a prediction becomes one with the header 'Prefer: respond-async'"
+        print(f"there are no {which} at {server.url}; {how}")
 
 
 @app.command(cls=AnswerCommand)
@@ -141,7 +143,7 @@ def _show(job: dict[str, Any]) -> None:
 
 
 def _show_ids(ids: list[str]) -> None:
-    print("\n".join(map(one_line, ids)) or "no such job")
+    print("\n".join(map(one_line, ids)) or "there are no jobs to change")
 
 
 def _clock(seconds: float) -> str:

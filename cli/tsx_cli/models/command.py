@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,9 @@ from tsx_runtime.shared.suggestions import suggestion
 PAGE = 100
 MANIFEST = "MAR-INF"
 UNREADABLE = ("ModelNotFoundException", "DownloadArchiveException")
+WITHOUT_WORKERS = re.compile(
+    r'(Model "(.+)" Version: (\S+) .+) Use scale workers API to add workers for the model\.',
+)
 
 Version = Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")]
 ArchiveName = Annotated[
@@ -295,5 +299,8 @@ def _say(answer: dict[str, Any], as_json: bool) -> None:
 
 
 def in_commands(status: str) -> str:
-    """The server's message, with its next step as a command."""
-    return status.replace("Use scale workers API to add workers for the model.", "`tsx models scale NAME 1` adds one.")
+    """The server's message, with its next step as a command.
+
+    The command names the version, as another one may be the default.
+    """
+    return WITHOUT_WORKERS.sub(r"\1 `tsx models scale \2 1 --version \3` adds one.", status)

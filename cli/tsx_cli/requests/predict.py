@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tsx_cli.common.client import AnswerCommand, Response, Server, path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.options import AsJson, Config, PredictedModel, Token, Url, read_settings, read_token
+from tsx_cli.common.options import AsJson, Config, InputOption, PredictedModel, Token, Url, read_settings, read_token
 from tsx_cli.common.output import human, print_json
 from tsx_runtime.shared.content_types import guess_content_type
 from tsx_runtime.shared.log_format import STEERS, escaped
@@ -40,6 +40,7 @@ def predict(
         str | None,
         typer.Argument(metavar="FILE|TEXT|-", help="A file or a text to send; - reads standard input."),
     ] = None,
+    input_option: InputOption = None,
     sample: Annotated[bool, typer.Option("--sample", help="Send a sample of the model, or one generated for it, instead of FILE.")] = False,
     version: Annotated[str | None, typer.Option(help="Version of the model; by default its default version.")] = None,
     content_type: Annotated[str | None, typer.Option(help="Content type of what is sent, if the guess is wrong.")] = None,
@@ -62,8 +63,11 @@ def predict(
     On a terminal the answer is formatted; otherwise it is written unchanged, and a text ends a line.
     """
     check_delivery(output, as_json=as_json)
-    if (sample and input is not None) or not (sample or input or fields):
-        raise UsageError(f"give a file or a text, or --sample: `tsx predict {model} --sample` sends one that fits the model")
+    sources = sample + (input is not None) + (input_option is not None)
+    if sources > 1 or not (sources or fields):
+        how = f"`tsx predict {model} --sample` sends one that fits the model"
+        raise UsageError(f"give one file or text, or --sample: {how}")
+    input = input_option if input is None else input
     settings, _ = read_settings(config)
     server = Server(url or settings.inference_address, read_token(token) or settings.inference_token, certificate=settings.certificate_file)
     name, kind, data = "", "", b""

@@ -47,10 +47,10 @@ class ManagementService:
             raise _start_failed(error.model, error.version, error) from error
         if version.min_workers and not parameters.synchronous:
             return PROCESSING
+        done = f"registered with {version.min_workers} initial workers"
         if version.replaced is not None:
-            text = f'Model "{version.name}" Version: {version.version} has taken the place of version {version.replaced}'
-            return Status(status=f"{text} with {version.min_workers} workers"), 200
-        text = f'Model "{version.name}" Version: {version.version} registered with {version.min_workers} initial workers'
+            done = f"has taken the place of version {version.replaced} with {version.min_workers} workers"
+        text = f'Model "{version.name}" Version: {version.version} {done}'
         return Status(status=text if version.min_workers else f"{text}. Use scale workers API to add workers for the model."), 200
 
     def list(self, limit: int = PAGE, next_page_token: int = 0) -> ModelList:

@@ -178,6 +178,14 @@ def test_wrong_usage_is_refused_with_what_to_do(
     assert message in ended.err
 
 
+def test_inputs_may_be_named_by_an_option_as_in_bench(run: Run, twice: Path, rows: Callable[[int], Path]) -> None:
+    rows(1)
+    ended = run("batch", twice, "--input", "rows.jsonl", "-o", "rows.jsonl")
+    assert (ended.code, "-o rows.jsonl is among the inputs" in ended.err) == (2, True)
+    ended = run("batch", twice, "-o", "out.jsonl")
+    assert (ended.code, "name what the model runs over: `tsx batch MODEL.mar INPUT..." in ended.err) == (2, True)
+
+
 def test_a_directory_with_other_files_is_refused_as_output(run: Run, twice: Path, rows: Callable[[int], Path]) -> None:
     rows(1)
     ended = run("batch", twice, "rows.jsonl", "-o", ".")

@@ -35,6 +35,19 @@ def test_a_server_that_is_not_there_is_reported_with_the_command_that_starts_it(
         Server(nobody).call("GET", "/ping")
 
 
+def test_a_server_that_has_its_port_and_does_not_answer_yet_is_waited_for() -> None:
+    with socket.socket() as bound:  # as a server has it while its models load
+        bound.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(CliError) as caught:
+            Server(url).call("GET", "/ping")
+    assert "a server that runs answers once all its models are loaded" in caught.value.message
+    assert caught.value.message.endswith("; if none runs, start one with `tsx serve MODEL`, or give its address with --url")
+    with pytest.raises(CliError) as caught:
+        Server(url).call("GET", "/ping")
+    assert "models are loaded" not in caught.value.message
+
+
 @pytest.mark.parametrize("command", [["models", "list"], ["models", "describe", "x"], ["predict", "x", str(DIGITS / "README.md")]])
 def test_every_client_command_says_that_no_server_answers(run: Run, nobody: str, command: list[str]) -> None:
     ended = run(*command, "--url", nobody)
@@ -111,6 +124,13 @@ def test_commands_say_what_they_cannot_read(run: Run, answering: Answering, comm
         ended = run(*command, "--url", answering(200, body))
         assert (ended.code, ended.out) == (1, "")
         assert ended.err.startswith("Error: the server's answer cannot be read (")
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS, ["replay"]], ids=" ".join)
+def test_help_names_the_variables_of_a_servers_tokens(run: Run, command: list[str]) -> None:
+    shown = run(*command[: 2 if command[0] in ("models", "jobs") else 1], "--help").out
+    assert "TSX_MANAGEMENT_TOKEN" in shown
+    assert "TSX_INFERENCE_TOKEN" in shown
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *PREDICTIONS], ids=" ".join)

@@ -51,7 +51,9 @@ def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[s
     assert shown.endswith("ValueError: no weights\n")
 
 
-def test_a_model_without_workers_is_given_some_by_a_command() -> None:
-    reported = 'Model "m" Version: 1.0 registered with 0 initial workers. Use scale workers API to add workers for the model.'
-    assert in_commands(reported) == 'Model "m" Version: 1.0 registered with 0 initial workers. `tsx models scale NAME 1` adds one.'
+@pytest.mark.parametrize("done", ["registered with 0 initial workers", "has taken the place of version 1.0 with 0 workers"])
+def test_the_command_that_adds_a_worker_names_the_version(done: str) -> None:
+    reported = f'Model "m" Version: 2.0 {done}.'
+    command = "`tsx models scale m 1 --version 2.0` adds one."
+    assert in_commands(f"{reported} Use scale workers API to add workers for the model.") == f"{reported} {command}"
     assert in_commands("Workers scaled to 2 for model: m") == "Workers scaled to 2 for model: m"

@@ -138,6 +138,22 @@ def test_a_text_that_is_printed_ends_a_line_and_other_bytes_stay(
     assert (tmp_path / "answer").read_bytes() == body
 
 
+def test_the_input_may_be_named_by_an_option_as_in_bench(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bodies = []
+
+    def call(server: Server, method: str, path: str, body: bytes, headers: object) -> Response:
+        bodies.append(body)
+        return answer(b"ok")
+
+    monkeypatch.setattr(Server, "call", call)
+    (tmp_path / "a.txt").write_bytes(b"content")
+    assert run("predict", "m", "--input", "a.txt").code == 0
+    assert bodies == [b"content"]
+    for words in (("a.txt", "--input", "a.txt"), ("--sample", "--input", "a.txt"), ()):
+        ended = run("predict", "m", *words)
+        assert (ended.code, "give one file or text, or --sample" in ended.err) == (2, True)
+
+
 def test_text_on_a_terminal_ends_with_one_newline() -> None:
     assert laid_out(b"hello\n", "text/plain") == "hello\n"
 

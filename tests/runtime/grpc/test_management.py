@@ -47,7 +47,8 @@ def test_by_metadata_a_registration_takes_the_place_of_a_version(client: Client)
 
     call(client, "RegisterModel", url="talker2.mar")
     try:
-        assert register("true") == 'Model "talker" Version: 2.0 has taken the place of version 2.0 with 0 workers'
+        text = 'Model "talker" Version: 2.0 has taken the place of version 2.0 with 0 workers'
+        assert register("true") == f"{text}. Use scale workers API to add workers for the model."
         for word, code in (("false", grpc.StatusCode.ABORTED), ("perhaps", grpc.StatusCode.INVALID_ARGUMENT)):
             with pytest.raises(grpc.RpcError) as caught:
                 register(word)

@@ -9,7 +9,7 @@ import typer
 
 from tsx_cli.common.failure import FAILED, UsageError
 from tsx_cli.common.lazy import DefaultGroup
-from tsx_cli.common.options import AsJson
+from tsx_cli.common.options import AsJson, InputOption
 from tsx_cli.deploy.commands.options import DeploymentOptions, deployment_options, desired_options, with_options
 
 # `verbs` is imported in the commands: pydantic is slow to import, and help needs none of it.
@@ -128,7 +128,11 @@ def logs(
 @with_options(deployment_options)
 def invoke(
     options: DeploymentOptions,
-    body: Annotated[str, typer.Argument(metavar="FILE", help="File to send; - reads standard input.")],
+    body: Annotated[
+        str | None,
+        typer.Argument(metavar="FILE", help="File to send; - reads standard input."),
+    ] = None,
+    input_option: InputOption = None,
     content_type: Annotated[
         str | None, typer.Option("--content-type", help="Content type of the file, if its name does not show it.")
     ] = None,
@@ -141,7 +145,10 @@ def invoke(
     from tsx_cli.requests.predict import check_delivery, deliver
 
     check_delivery(output, as_json=as_json)
-    deliver(ask(*options, body, content_type, accept), output, as_json=as_json)
+    if (body is None) == (input_option is None):
+        raise UsageError("name one file to send: `tsx deploy invoke FILE`")
+    answer = ask(*options, body or input_option or "", content_type, accept)
+    deliver(answer, output, as_json=as_json)
 
 
 @app.command()

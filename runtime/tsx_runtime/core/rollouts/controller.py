@@ -58,6 +58,11 @@ class RolloutController:
             text = f"Version {shadow} of model {name} is its shadow, and the copied requests would distort what the rollout measures"
             how = f'PATCH /models/{name}/traffic with {{"shadow": null}}, or `tsx models shadow {name} --off`'
             raise Conflict(f"{text}. End it first: {how}")
+        if failed := _failure(new):
+            text = f"Version {new.version} of model {name} cannot answer requests: {failed}"
+            command = f"`tsx models scale {name} 1 --version {new.version}`"
+            how = f"PUT /models/{name}/{new.version}?min_worker=1, or {command}"
+            raise Conflict(f"{text}. Start a worker first: {how}")
         now = time.time()
         so_far = self._counts(name, old.version)
         default = self._models[name].default

@@ -229,8 +229,12 @@ def test_times_are_read_as_docker_and_podman_write_them() -> None:
 def test_a_server_that_is_not_there_is_reported(deploy: Deploy, docker: Engine, place: Path, free_ports: Any) -> None:
     deploy.apply("--set", f"container.port={free_ports(1)[0]}")
     (place / "in.json").write_text("{}")
-    deploy.verb("invoke", "in.json", code=1)
-    assert "/predictions/digits: [Errno" in deploy.err or "refused" in deploy.err
+    for words in (("in.json",), ("--input", "in.json")):
+        deploy.verb("invoke", *words, code=1)
+        assert "/predictions/digits: [Errno" in deploy.err or "refused" in deploy.err
+    for words in ((), ("in.json", "--input", "in.json")):
+        deploy.verb("invoke", *words, code=2)
+        assert "name one file to send: `tsx deploy invoke FILE`" in deploy.err
 
 
 def test_one_that_was_left_while_it_started_and_is_not_well_is_started_again(deploy: Deploy, docker: Engine) -> None:

@@ -218,6 +218,21 @@ def test_a_shadow_ends_before_its_rollout_begins(served: RunningServer) -> None:
     begin(served, bake=60)
 
 
+@pytest.mark.usefixtures("processes")
+def test_a_version_without_workers_is_refused_with_the_call_that_adds_one(served: RunningServer) -> None:
+    served.write_mar("m8.mar", handler=GOOD, name="m", version="8.0")
+    served.register("m8.mar", initial_workers=0)
+    answer = served.management.post("/models/m/rollout", json={"version": "8.0", **QUICK})
+    assert answer.status_code == 409
+    text = "Version 8.0 of model m cannot answer requests: it has no workers. Start a worker first: "
+    assert answer.json()["message"] == f"{text}PUT /models/m/8.0?min_worker=1, or `tsx models scale m 1 --version 8.0`"
+    assert served.management.get("/models/m/traffic").json()["traffic"] == {}
+    served.management.put("/models/m/8.0?min_worker=1&synchronous=true").raise_for_status()
+    begin(served, "8.0", bake=60)
+    served.management.delete("/models/m/rollout").raise_for_status()
+    assert served.management.delete("/models/m/8.0").status_code == 200
+
+
 def test_a_version_that_has_everything_already_cannot_take_over(served: RunningServer) -> None:
     for version, weights in (("1.0", {}), ("2.0", {"1.0": 0, "2.0": 5})):  # where it is not the default one, either
         served.management.put("/models/m/traffic", json={"weights": weights}).raise_for_status()
