@@ -151,7 +151,7 @@ def test_a_handler_that_cannot_be_used_is_reported_as_what_it_is(start_worker: S
     assert worker.ended() == 0
 
 
-FIRST_CALL = "The first call of a handler function has data=None, to initialise it: let the function begin with `if data is None: return None`"
+FIRST_CALL = "The first call of a handler function has data=None, to initialise it: let the function begin with `if data is None"
 
 
 @pytest.mark.parametrize(
