@@ -11,10 +11,11 @@ from tsx_archiver import describe_model_file
 from tsx_cli.archive.model_file import kind_in_words, kind_of_directory
 from tsx_cli.common.curl import curl
 from tsx_cli.common.output import human, one_line, print_table
-from tsx_runtime.api.samples import has_example, sample_of, samples_of
+from tsx_runtime.api.samples import SampleInput, has_example, sample_of
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.example_requests import SHORT
 from tsx_runtime.targets.server.server import RunningServer
 from tsx_runtime.targets.server.startup import LoadStatus
 from tsx_runtime.targets.server.tls import is_trusted_as
@@ -97,13 +98,29 @@ def examples(started: RunningServer, settings: Settings) -> list[str]:
     if sampled is not None:
         if not trust or is_trusted_as(address.host, settings):
             lines.append(trust + shlex.join(["tsx", "predict", sampled[0].name, "--sample", *url]))
-        if sampled[1] is not None and (samples := samples_of(sampled[0])):
-            more = ("-T", str(samples[0][0]), "-H", f"Content-Type: {sampled[1].content_type}")
-            return [*lines, curl(inference, f"/predictions/{sampled[0].name}", settings, *more, with_token=True)]
+        if sampled[1] is not None:
+            return [*lines, request_line(inference, sampled[0].name, sampled[1], settings)]
     elif started.versions:
         lines.append(shlex.join(["tsx", "predict", started.versions[0].name, "FILE", *url]))
     lines += [curl(inference, f"/wfpredict/{workflow.name}", settings, "-T", "FILE") for workflow in started.workflows[:1]]
     return [*lines, curl(inference, "/ping", settings)]
+
+
+def request_line(address: str, name: str, sample: SampleInput, settings: Settings) -> str:
+    """Return a line for a shell that sends a model its sample: as a short text, else as the server hands it out."""
+    text = short_text(sample.body)
+    more = ("-H", f"Content-Type: {sample.content_type}", *(("--data-binary", "@-") if text is None else ("-d", text)))
+    line = curl(address, f"/predictions/{name}", settings, *more, with_token=True)
+    return line if text is not None else f"{curl(address, f'/v2/models/{name}/sample', settings, '-s', with_token=True)} | {line}"
+
+
+def short_text(body: bytes) -> str | None:
+    """Return a body that a person can read on one line, as `curl -d` takes it; None for any other."""
+    try:
+        text = body.decode().strip()
+    except UnicodeDecodeError:
+        return None
+    return text if 0 < len(text) <= SHORT and text.isprintable() and text[0] != "@" else None
 
 
 def kind(version: ModelVersion) -> str:
