@@ -224,6 +224,16 @@ def test_a_model_file_called_as_a_command_is_written_with_a_dot(run: Run, tmp_pa
     assert (tmp_path / "inspect.mar").exists()
 
 
+@pytest.mark.parametrize("options", [(), ("--model-file", "net.py"), ("--handler", "base_handler")])
+def test_code_alone_is_refused_with_the_options_that_take_code(run: Run, tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "net.py").write_text("import torch\n")
+    ended = run("archive", "net.py", *options)
+    assert ended.code == 2
+    assert "net.py is Python code, not a trained model." in ended.err
+    assert "tsx archive WEIGHTS --model-file net.py" in ended.err
+    assert "tsx archive --name net --handler net.py" in ended.err
+
+
 def whole_model(path: Path) -> None:
     torch.save(torch.nn.Linear(1, 1), path)
 
