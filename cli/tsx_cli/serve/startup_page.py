@@ -107,20 +107,12 @@ def examples(started: RunningServer, settings: Settings) -> list[str]:
 
 
 def request_line(address: str, name: str, sample: SampleInput, settings: Settings) -> str:
-    """Return a line for a shell that sends a model its sample: as a short text, else as the server hands it out."""
-    text = short_text(sample.body)
-    more = ("-H", f"Content-Type: {sample.content_type}", *(("--data-binary", "@-") if text is None else ("-d", text)))
+    """Return a line for a shell that sends a model its sample: a short text as it is, any other as the server hands it out."""
+    text = sample.body.decode(errors="surrogateescape").strip()
+    is_short = len(text) <= SHORT and text.isprintable() and text[:1] != "@"  # of which curl makes a file's name
+    more = ("-H", f"Content-Type: {sample.content_type}", *(("-d", text) if is_short else ("--data-binary", "@-")))
     line = curl(address, f"/predictions/{name}", settings, *more, with_token=True)
-    return line if text is not None else f"{curl(address, f'/v2/models/{name}/sample', settings, '-s', with_token=True)} | {line}"
-
-
-def short_text(body: bytes) -> str | None:
-    """Return a body that a person can read on one line, as `curl -d` takes it; None for any other."""
-    try:
-        text = body.decode().strip()
-    except UnicodeDecodeError:
-        return None
-    return text if 0 < len(text) <= SHORT and text.isprintable() and text[0] != "@" else None
+    return line if is_short else f"{curl(address, f'/v2/models/{name}/sample', settings, '-s', with_token=True)} | {line}"
 
 
 def kind(version: ModelVersion) -> str:

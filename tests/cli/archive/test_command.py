@@ -441,6 +441,17 @@ def test_verify_says_which_member_is_damaged(run: Run, tmp_path: Path) -> None:
     assert reported["intact"] is False
 
 
+def test_verify_names_all_archives_that_are_not_intact(run: Run, tmp_path: Path) -> None:
+    run("archive", "--no-import", DIGITS / "digits.pt")
+    for name in ("first.mar", "second.mar"):
+        (tmp_path / name).write_text("garbage")
+    ended = run("archive", "verify", "first.mar", "digits.mar", "second.mar")
+    assert (ended.code, ended.out) == (1, "digits.mar is intact\n")
+    first, second = ended.err.splitlines()
+    assert first.startswith("Error: first.mar is not a model archive")
+    assert second.startswith("second.mar is not a model archive")
+
+
 def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> None:
     run("archive", "--no-import", DIGITS / "digits.pt", "--name", "seven")
     assert run("archive", "unpack", "seven.mar").out == "unpacked seven.mar into seven\n"
