@@ -128,9 +128,7 @@ def verify(file: Path, as_json: bool) -> None:
         if not faults:
             print(f"{file} is intact")
     if faults:
-        if not as_json:
-            raise CliError(f"{file} is damaged or incomplete: {'one fault' if len(faults) == 1 else f'{len(faults)} faults'}")
-        raise typer.Exit(FAILED)
+        raise CliError(f"{file} is damaged or incomplete: {'one fault' if len(faults) == 1 else f'{len(faults)} faults'}")
 
 
 def unpack(file: Path, directory: Path | None, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tsx_cli.common.failure import CliError, for_all
 from tsx_cli.common.inputs import split_list
 from tsx_cli.common.lazy import DefaultGroup
 from tsx_cli.common.options import Adapters, AsJson, ExtraFiles, Handler, ModelFile, Task, TrustRemoteCode
@@ -114,11 +115,17 @@ def inspect(file: Archive, as_json: AsJson = False) -> None:
 
 
 @app.command()
-def verify(file: Archive, as_json: AsJson = False) -> None:
-    """Check every byte of an archive against its directory and checksums; exit code 1 if something is wrong."""
+def verify(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Archives, or unpacked directories.")], as_json: AsJson = False
+) -> None:
+    """Check every byte of archives against their directories and checksums; exit code 1 if something is wrong.
+
+    With --json, each archive has a JSON document of its own.
+    """
+    from tsx_archiver import ArchiveError
     from tsx_cli.archive import actions
 
-    actions.verify(file, as_json)
+    for_all(files, lambda file: actions.verify(file, as_json), CliError, ArchiveError)
 
 
 @app.command()

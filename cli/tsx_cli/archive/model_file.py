@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +106,12 @@ def check(model: ModelFile, parts: HandlerFiles) -> None:
         raise CliError(model.problem)
     if parts.own_handler:
         return
+    if model.path.suffix == ".py":
+        code = shlex.quote(str(model.path))
+        raise UsageError(
+            f"{model.path} is Python code, not a trained model. To pack weights with it: tsx archive WEIGHTS --model-file {code}. "
+            f"To pack it as a handler: tsx archive --name {default_model_name(model.path)} --handler {code}"
+        )
     if SHARD.search(model.path.name):
         raise UsageError(
             f"{model.path} is one of several files that hold the weights together; "

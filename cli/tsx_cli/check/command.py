@@ -17,7 +17,7 @@ app = typer.Typer(add_completion=False)
 @app.command("check")
 def check_command(
     archive: Annotated[Path, typer.Argument(metavar="MODEL.mar", help="The archive to deploy.")],
-    contract: Annotated[Contract, typer.Option("--contract", help="The platform to imitate on this machine.")],
+    contract: Annotated[Contract, typer.Option("--target", "--contract", help="The platform to imitate on this machine.")],
     samples: Annotated[
         list[Path] | None,
         typer.Option("--sample", metavar="FILE|DIR", help="Inputs to send; by default the archive's samples; may be repeated."),

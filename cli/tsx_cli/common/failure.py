@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import traceback
+from collections.abc import Callable, Iterable
 from pathlib import PurePath
-from typing import TextIO
+from typing import TextIO, TypeVar
 
 from tsx_runtime.shared.log_format import escaped
 
@@ -15,6 +16,9 @@ USAGE = 2
 INTERRUPTED = 130
 HOW_TO_SEE_ALL = "--debug shows the whole traceback."
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+)[^\n]*(?:\n    (?P<code>[^\n]+))?', re.MULTILINE)
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class CliError(Exception):
@@ -32,6 +36,19 @@ class UsageError(CliError):
     """The command line itself is wrong, whatever the state of server and files."""
 
     exit_code = USAGE
+
+
+def for_all(items: Iterable[Item], act: Callable[[Item], Result], *errors: type[Exception]) -> list[Result]:
+    """Call `act` with each item. Raises CliError, with a line for each item that it raises one of `errors` for."""
+    results, messages = [], []
+    for item in items:
+        try:
+            results.append(act(item))
+        except errors as error:
+            messages.append(str(error))
+    if messages:
+        raise CliError("\n".join(messages))
+    return results
 
 
 def report(error: BaseException, *, debug: bool, file: TextIO) -> int:

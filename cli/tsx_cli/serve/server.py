@@ -21,7 +21,7 @@ from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.mlflow import is_uri, mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.archive.source import source_kind
-from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError, for_all
 from tsx_cli.common.inputs import is_workflow
 from tsx_cli.common.output import one_line
 from tsx_cli.serve.startup_page import overwrite, progress_line, show
@@ -59,7 +59,8 @@ def serve_words(
     if chosen.get("device_type") == "gpu" and not gpu_count():
         raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit --device to run on the CPU")
     of_workflows = [word for word in words if is_workflow(_split(word)[1])]
-    of_models = [locate(word, "model store", settings.model_store) for word in words if word not in of_workflows]
+    others = [word for word in words if word not in of_workflows]
+    of_models = for_all(others, lambda word: locate(word, "model store", settings.model_store), CliError)
     kinds = {source_kind(path) for _, path in of_models}
     if parts.given and "file" not in kinds:
         raise UsageError("--handler, --model-file and --extra-files apply to bare model files; archives and directories have their own")
@@ -73,7 +74,7 @@ def serve_words(
             trusted = [start.order.model_name or manifest_of(start.path).model_name for start in starts if start.path is not None]
             settings = settings.model_copy(update={"trust_remote_code": [*settings.trust_remote_code, *trusted]})
         store = settings.workflow_store or settings.model_store
-        named = [locate(word, "workflow store", store) for word in of_workflows]
+        named = for_all(of_workflows, lambda word: locate(word, "workflow store", store), CliError)
         flows = [start_workflow(path, name) for name, path in named] or workflows_from_settings(settings)
         orders: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
         if orders and of_workflows and not starts:

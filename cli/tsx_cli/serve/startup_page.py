@@ -11,10 +11,11 @@ from tsx_archiver import describe_model_file
 from tsx_cli.archive.model_file import kind_in_words, kind_of_directory
 from tsx_cli.common.curl import curl
 from tsx_cli.common.output import human, one_line, print_table
-from tsx_runtime.api.samples import has_example, sample_of, samples_of
+from tsx_runtime.api.samples import SampleInput, has_example, sample_of
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.shared.example_requests import SHORT
 from tsx_runtime.targets.server.server import RunningServer
 from tsx_runtime.targets.server.startup import LoadStatus
 from tsx_runtime.targets.server.tls import is_trusted_as
@@ -97,13 +98,21 @@ def examples(started: RunningServer, settings: Settings) -> list[str]:
     if sampled is not None:
         if not trust or is_trusted_as(address.host, settings):
             lines.append(trust + shlex.join(["tsx", "predict", sampled[0].name, "--sample", *url]))
-        if sampled[1] is not None and (samples := samples_of(sampled[0])):
-            more = ("-T", str(samples[0][0]), "-H", f"Content-Type: {sampled[1].content_type}")
-            return [*lines, curl(inference, f"/predictions/{sampled[0].name}", settings, *more, with_token=True)]
+        if sampled[1] is not None:
+            return [*lines, request_line(inference, sampled[0].name, sampled[1], settings)]
     elif started.versions:
         lines.append(shlex.join(["tsx", "predict", started.versions[0].name, "FILE", *url]))
     lines += [curl(inference, f"/wfpredict/{workflow.name}", settings, "-T", "FILE") for workflow in started.workflows[:1]]
     return [*lines, curl(inference, "/ping", settings)]
+
+
+def request_line(address: str, name: str, sample: SampleInput, settings: Settings) -> str:
+    """Return a line for a shell that sends a model its sample: a short text as it is, any other as the server hands it out."""
+    text = sample.body.decode(errors="surrogateescape").strip()
+    is_short = len(text) <= SHORT and text.isprintable() and text[:1] != "@"  # of which curl makes a file's name
+    more = ("-H", f"Content-Type: {sample.content_type}", *(("-d", text) if is_short else ("--data-binary", "@-")))
+    line = curl(address, f"/predictions/{name}", settings, *more, with_token=True)
+    return line if is_short else f"{curl(address, f'/v2/models/{name}/sample', settings, '-s', with_token=True)} | {line}"
 
 
 def kind(version: ModelVersion) -> str:

@@ -224,6 +224,16 @@ def test_a_model_file_called_as_a_command_is_written_with_a_dot(run: Run, tmp_pa
     assert (tmp_path / "inspect.mar").exists()
 
 
+@pytest.mark.parametrize("options", [(), ("--model-file", "net.py"), ("--handler", "base_handler")])
+def test_code_alone_is_refused_with_the_options_that_take_code(run: Run, tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "net.py").write_text("import torch\n")
+    ended = run("archive", "net.py", *options)
+    assert ended.code == 2
+    assert "net.py is Python code, not a trained model." in ended.err
+    assert "tsx archive WEIGHTS --model-file net.py" in ended.err
+    assert "tsx archive --name net --handler net.py" in ended.err
+
+
 def whole_model(path: Path) -> None:
     torch.save(torch.nn.Linear(1, 1), path)
 
@@ -429,6 +439,17 @@ def test_verify_says_which_member_is_damaged(run: Run, tmp_path: Path) -> None:
     assert "digits.mar is damaged or incomplete: one fault" in ended.err
     reported = json.loads(run("archive", "verify", "digits.mar", "--json").out)
     assert reported["intact"] is False
+
+
+def test_verify_names_all_archives_that_are_not_intact(run: Run, tmp_path: Path) -> None:
+    run("archive", "--no-import", DIGITS / "digits.pt")
+    for name in ("first.mar", "second.mar"):
+        (tmp_path / name).write_text("garbage")
+    ended = run("archive", "verify", "first.mar", "digits.mar", "second.mar")
+    assert (ended.code, ended.out) == (1, "digits.mar is intact\n")
+    first, second = ended.err.splitlines()
+    assert first.startswith("Error: first.mar is not a model archive")
+    assert second.startswith("second.mar is not a model archive")
 
 
 def test_unpack_makes_a_directory_that_is_a_model(run: Run, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`tsx check --contract`: the image's entry on this machine, driven as a platform drives it, and what is told where it does not hold."""
+"""`tsx check --target`: the image's entry on this machine, driven as a platform drives it, and what is told where it does not hold."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_what_does_not_hold_is_reported_with_what_to_do(capsys: pytest.CaptureFi
     samples.mkdir()
     (samples / "bad.bin").write_text("bad")
     (samples / "large.bin").write_bytes(bytes(7 << 20))
-    assert main(["check", str(archive), "--contract", "container", "--sample", str(samples), *QUICK]) == 1
+    assert main(["check", str(archive), "--target", "container", "--sample", str(samples), *QUICK]) == 1
     said = capsys.readouterr()
     assert "FAILED: sample bad.bin: it was answered: " in said.out
     assert "FAILED: sample large.bin: the platform refuses it: send smaller inputs" in said.out
@@ -116,7 +116,8 @@ def test_what_makes_no_sense_is_reported_before_anything_starts(capsys: pytest.C
         ([archive, "--contract", "sagemaker", "--sample", "absent"], 2, "there is no sample 'absent'"),
         ([tmp_path / "none.mar", "--contract", "sagemaker"], 1, "none.mar"),
         ([tmp_path, "--contract", "sagemaker"], 1, "is a directory; only a file can be deployed"),
-        ([archive], 2, "Missing option '--contract'"),
+        ([archive, "--target", "sagmaker"], 2, "'sagmaker' is not one of"),
+        ([archive], 2, "Missing option '--target' / '--contract'"),
     ]
     for words, code, said in cases:
         assert main(["check", *map(str, words)]) == code

@@ -17,6 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import save_file
 
 from tests.cli.conftest import DIGITS, Run
+from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, screen, started, tsx
 from tsx_archiver import open_archive, plan_archive
 from tsx_archiver.inspecting import manifest_of
@@ -125,6 +126,32 @@ def test_a_model_that_does_not_load_ends_the_start_with_its_reason(broken: Path,
     assert ("--debug shows the whole traceback" in ended.stderr) is not debug
     assert ("Traceback (most recent call last)" in ended.stderr) is debug
     assert ("tsx_cli" in ended.stderr) is debug
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("words", [["first{}", "second{}"], ["--model-store", ".", "--set", "load_models=all"]])
+@pytest.mark.parametrize("suffix", [".mar", ".tar.gz", ""])
+def test_one_start_names_all_that_cannot_be_served(tmp_path: Path, session_cache: Path, words: list[str], suffix: str) -> None:
+    names = [f"first{suffix}", f"second{suffix}"]
+    for name in names:
+        if suffix:
+            (tmp_path / name).write_text("garbage")
+        else:
+            make_model(tmp_path / name, "raise ValueError('no')")
+    make_model(tmp_path / "third.mar", "def handle(data, context):\n    return data")
+    given = [word.format(suffix) for word in words]
+    ended = tsx(["serve", *given, *FREE_PORTS], tmp_path, {"TSX_CACHE_DIR": str(session_cache), "TSX_WORKER_PRELOAD": "false"})
+    assert ended.returncode == 1
+    title, *lines = [line for line in ended.stderr.splitlines() if not line.startswith("{")]
+    assert title == "Error: 2 files cannot be served:"
+    said = "is not a model archive" if suffix else "does not load: Handler handler.py does not import: ValueError: no"
+    assert [name in line and said in line for name, line in zip(names, lines, strict=True)] == [True, True]
+
+
+def test_one_start_names_all_files_that_are_not_there(run: Run) -> None:
+    ended = run("serve", "first.mar", "second.mar", "third.war")
+    assert ended.code == 1
+    assert [f"there is no file '{name}.mar'" in ended.err for name in ("first", "second")] == [True, True]
 
 
 @pytest.mark.usefixtures("processes")

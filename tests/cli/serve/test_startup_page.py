@@ -15,7 +15,9 @@ import pytest
 from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import screen
-from tsx_cli.serve.startup_page import progress_line
+from tsx_cli.serve.startup_page import progress_line, request_line
+from tsx_runtime.api.samples import SampleInput
+from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.startup import LoadStatus
 
 TIMEOUT = 60.0
@@ -143,3 +145,18 @@ def test_what_is_read_and_unpacked_is_shown_in_bytes():
     starting = LoadStatus(0.6, [], [("code", "9000", 0), ("code", "9001", 2_000_000)])
     assert progress_line("code", starting) == "loading code: worker 9000 is starting; code: worker 9001 has 2.0 MB in memory, 1 s"
     assert progress_line("big.mar", LoadStatus(0.6, [], [])) == "loading big.mar, 1 s"
+
+
+SENT = "curl http://h:1/predictions/net -H 'Content-Type: text/plain'"
+
+
+def test_a_short_text_is_in_the_curl_line_itself():
+    for body in (b'{"inputs": "good"}', b'{"inputs": "good"}\n'):
+        line = request_line("http://h:1", "net", SampleInput("samples/example", "text/plain", body), Settings())
+        assert line == f"""{SENT} -d '{{"inputs": "good"}}'"""
+
+
+@pytest.mark.parametrize("body", [b"\x89PNG\r\n\x1a\n", b"@file", b"two\nlines", b"x" * 300, b"\x1b[2J"])
+def test_the_curl_line_gets_any_other_sample_from_the_server(body):
+    line = request_line("http://h:1", "net", SampleInput("samples/example", "text/plain", body), Settings())
+    assert line == f"curl http://h:1/v2/models/net/sample -s | {SENT} --data-binary @-"

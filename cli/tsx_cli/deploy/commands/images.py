@@ -35,9 +35,6 @@ def images(spec: DeploySpec, facts: Facts, local: Local, cloud: Any) -> Images:
         kind = container_kinds.LocalImage(Builder(cloud.program.name), made)
         return Images(name, [Resource("Image", "Tsx::Container::Image", name, {})], {"Tsx::Container::Image": kind}, made.notes)
     if spec.target == "kubernetes":
-        if spec.repository is None:
-            ways = "set --image to an image that your cluster can pull, or --set repository=HOST/NAME to push an image that is built here"
-            raise UsageError(f"neither image nor repository is given: {ways}")
         name = f"{spec.repository}:{made.tag}"
         pushed = container_kinds.PushedImage(Builder(spec.build.tool), made)
         image = Resource("Image", "Tsx::Registry::Image", name, {})

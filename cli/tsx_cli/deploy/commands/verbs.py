@@ -6,6 +6,7 @@ import mimetypes
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -33,7 +34,6 @@ from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.image.local import image_builder, this_machine
 from tsx_cli.deploy.image.programs import pinned
-from tsx_cli.deploy.image.recipe import Local
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.preflight.limits import LimitFinding
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
@@ -49,8 +49,8 @@ Given = Mapping[str, Any]
 def show_changes(file: Path | None, given: Given, *, check: bool, as_json: bool) -> bool:
     """Whether there are any."""
     spec, place = _specified(file, given)
-    with image_builder(spec) as local:
-        planned, ahead = _planned(place.engine(), place, spec, local, check=check)
+    with ExitStack() as stack:
+        planned, ahead = _planned(place.engine(), place, spec, stack, check=check)
     if as_json:
         print_json(planned.as_json() | ahead.as_json())
     else:
@@ -61,9 +61,9 @@ def show_changes(file: Path | None, given: Given, *, check: bool, as_json: bool)
 
 def apply(file: Path | None, given: Given, *, ask: bool, check: bool, as_json: bool) -> None:
     spec, place = _specified(file, given)
-    with image_builder(spec) as local, Steps(quiet=as_json) as steps:
+    with ExitStack() as stack, Steps(quiet=as_json) as steps:
         engine = place.engine(steps)
-        planned, ahead = _planned(engine, place, spec, local, check=check)
+        planned, ahead = _planned(engine, place, spec, stack, check=check)
         if not as_json:
             show_plan(planned)
         if not planned.is_empty:
@@ -211,10 +211,13 @@ def _specified(file: Path | None, given: Given) -> tuple[DeploySpec, Location]:
     return (completed(place.cloud, spec) if spec.target == "sagemaker" else spec), place
 
 
-def _planned(engine: Engine, place: Location, spec: DeploySpec, local: Local | None, *, check: bool) -> tuple[Plan, Preflight]:
-    """`local` where the image is built here."""
+def _planned(engine: Engine, place: Location, spec: DeploySpec, stack: ExitStack, *, check: bool) -> tuple[Plan, Preflight]:
+    """`stack` keeps the files of an image that is built here."""
     cloud, image_bytes = place.cloud, None
     inspection, facts = look_at(spec.model, image=spec.image or "", region=cloud.region)
+    if spec.image is None and spec.target != "ray":
+        place.platform.wanted(cloud, spec, facts)  # refuses what is missing before a wheel is built
+    local = stack.enter_context(image_builder(spec))
     if isinstance(cloud, Cloud):
         account = cloud.account
         pushed, image_bytes = by_digest(spec.image or "", cloud)

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from tsx_cli.common.client import Response
-from tsx_cli.common.failure import CliError
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.container.deployment import predict
 from tsx_cli.deploy.engine.facts import Facts, tags_of
 from tsx_cli.deploy.engine.kind import CloudError
@@ -33,6 +33,9 @@ MARGIN = 60  # seconds for images to be pulled, beside the time until a model is
 
 class KubernetesTarget:
     def wanted(self, cloud: Cluster, spec: DeploySpec, facts: Facts) -> list[Resource]:
+        if spec.image is None and spec.repository is None:
+            ways = "set --image to an image that your cluster can pull, or --set repository=HOST/NAME to push an image that is built here"
+            raise UsageError(f"neither image nor repository is given: {ways}")
         tags, notes = tags_of(spec, facts), _notes(spec, facts)
         objects = manifests(spec, facts.image, tags)
         patience = {"InferenceService": spec.kubernetes.startup_timeout + MARGIN, "HTTPRoute": ROUTING}

@@ -135,7 +135,7 @@ SAID: tuple[DiagnosisRule, ...] = (
     _rule(
         r"CrashLoopBackOff",
         "the container starts and ends again and again",
-        "The log has the reason; `tsx check --contract container MODEL.mar` starts it on this machine",
+        "The log has the reason; `tsx check --target container MODEL.mar` starts it on this machine",
     ),
     _rule(
         r"Init(?:ialization)? ?(?:timed out|timeout)|Task timed out|timed out after",
@@ -157,7 +157,7 @@ NO_PING = _rule(
     r"ping health check|health check|readiness probe failed|unhealthy",
     "nothing answered /ping with 200 within the startup timeout",
     "If the log shows that the model was still loading, raise sagemaker.startup_timeout (up to 1h). "
-    "`tsx check --contract sagemaker MODEL.mar` runs the same start on this machine and measures its time",
+    "`tsx check --target sagemaker MODEL.mar` runs the same start on this machine and measures its time",
 )
 SILENT = (
     "The container wrote no log line: the image was not started, or the role does not allow logs. The role needs logs:CreateLogStream and "

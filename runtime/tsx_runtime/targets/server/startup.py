@@ -7,12 +7,12 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from tsx_archiver import ARCHIVE_SUFFIXES, OpenArchive
+from tsx_archiver import ARCHIVE_SUFFIXES, ArchiveError, OpenArchive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.metadata.model_limits import SAVED
 from tsx_runtime.api.describe import memory_of
@@ -46,15 +46,20 @@ class StartModel:
 
 def check_models(models: Sequence[StartModel], settings: Settings) -> None:
     """Refuse, before any port is bound, archives that cannot be read and two of one name and version. Raises ArchiveError, Conflict."""
-    taken = set()
+    taken, errors = set(), []
     for model in models:
         if model.path is None or model.archive is not None or model.path.name.endswith(".gz"):  # reading it takes long
             continue
-        manifest = manifest_of(model.path, limits=settings.archive_limits())
+        try:
+            manifest = manifest_of(model.path, limits=settings.archive_limits())
+        except ArchiveError as error:
+            errors.append(error)
+            continue
         name, version = model.order.model_name or manifest.model_name, model.order.version or manifest.version
         if (name, version) in taken:
             raise Conflict(f"Model version {version} is already registered for model {name}")
         taken.add((name, version))
+    _raise_all(errors)
 
 
 class LoadStatus(NamedTuple):
@@ -88,17 +93,26 @@ async def _watch(registry: Registry, tell: Callable[[LoadStatus], None]) -> None
 
 
 async def load_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
-    """Load all concurrently, until their workers are ready; the first failure ends the start."""
-    tasks = [asyncio.create_task(_load(registry, model)) for model in models]
-    try:
-        versions = list(await asyncio.gather(*tasks))
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
+    """Load all concurrently, until their workers are ready; a failure ends the start."""
+    versions = await _finish_all(_load(registry, model) for model in models)
     _set_defaults(registry, zip(models, versions, strict=True))
     return versions
+
+
+async def _finish_all(loads: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run all concurrently, and to their ends, so that one start names all that fail."""
+    results = await asyncio.gather(*loads, return_exceptions=True)
+    _raise_all([result for result in results if isinstance(result, BaseException)])
+    return results
+
+
+def _raise_all(errors: Sequence[BaseException]) -> None:
+    """Raise the only error, or one with a line for each; nothing if there is none."""
+    messages = [error.message for error in errors if isinstance(error, TsxError | ArchiveError)]
+    if len(messages) > 1:
+        raise LoadFailed("\n".join([f"{len(messages)} files cannot be served:", *messages]))
+    for error in errors:
+        raise error
 
 
 async def register_all(registry: Registry, models: Sequence[StartModel]) -> list[ModelVersion]:
@@ -211,8 +225,8 @@ class StartWorkflow:
 
 
 async def load_workflows(workflows: Workflows, starts: Iterable[StartWorkflow], *, or_log: bool) -> list[Workflow]:
-    """Load all concurrently. With `or_log`, a failure is logged and the workflow skipped; else the first failure ends the start."""
-    found = await asyncio.gather(*(_load_workflow(workflows, start, or_log) for start in starts))
+    """Load all concurrently. With `or_log`, a failure is logged and the workflow skipped; else a failure ends the start."""
+    found = await _finish_all(_load_workflow(workflows, start, or_log) for start in starts)
     return [workflow for workflow in found if workflow is not None]
 
 

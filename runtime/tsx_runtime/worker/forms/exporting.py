@@ -27,6 +27,18 @@ class SizeRange(NamedTuple):
         return len(sizes) == 1 and all(self.least <= size and (self.most is None or size <= self.most) for size in sizes)
 
 
+def not_eager(model: Any) -> str | None:
+    """Explain why the layers of a model cannot be changed; None if they can be."""
+    kind = f"a {type(model).__name__}"
+    if isinstance(model, torch.fx.GraphModule | FixedBatch):
+        kind = "an exported program"
+    elif isinstance(model, torch.jit.ScriptModule):
+        kind = "TorchScript"
+    elif isinstance(model, nn.Module):
+        return None
+    return f"the model is {kind}, whose layers cannot be changed: for this form, pack the eager model, its class and its weights"
+
+
 def not_exportable(subject: Subject) -> str | None:
     """Why `exported` cannot export this model, as far as is known without an attempt: for a form's `applies`."""
     model = subject.model

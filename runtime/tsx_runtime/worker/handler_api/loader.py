@@ -48,6 +48,11 @@ ELSEWHERE = {  # TorchServe's other built-in handlers: what to do instead
 }
 
 
+_FIRST_CALL = (
+    ". The first call of a handler function has data=None, to initialise it: let the function begin with `if data is None: return None`"
+)
+
+
 class LoadedHandler(NamedTuple):
     """`call(data, context)` answers a batch; `instance` is the handler's object where it is a class."""
 
@@ -90,7 +95,7 @@ def _load(handler: str, model_dir: Path, context: Context, coroutines: Coroutine
     if inspect.isclass(entry):
         return _from_class(entry, name, context, coroutines)
     _check_parameters(entry, f"Function {getattr(entry, '__name__', name)} of handler {name}", "data, context")
-    _initialised(name, lambda: coroutines.finish(entry(None, context)))
+    _initialised(name, lambda: coroutines.finish(entry(None, context)), if_none=_FIRST_CALL)
     return LoadedHandler(entry, name, None)
 
 
@@ -227,13 +232,15 @@ def _check_parameters(call: Callable[..., Any], named: str, arguments: str) -> N
         pass
 
 
-def _initialised(handler: str, act: Callable[[], Any]) -> Any:
+def _initialised(handler: str, act: Callable[[], Any], if_none: str = "") -> Any:
+    """Run a user's code; `if_none` ends the message of an error about a None. Raises LoadError."""
     try:
         return act()
     except LoadError:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a user's code
-        raise LoadError(f"Handler {handler} could not load the model: {in_words(error)}{_missing_file(error)}") from error
+        advice = if_none if "NoneType" in str(error) else _missing_file(error)
+        raise LoadError(f"Handler {handler} could not load the model: {in_words(error)}{advice}") from error
 
 
 def _missing_file(error: BaseException) -> str:

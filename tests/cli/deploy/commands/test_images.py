@@ -152,3 +152,23 @@ def test_without_a_program_that_builds_the_ways_out_are_reported(deploy: Deploy,
     deploy("apply", "--yes", code=1)
     assert "docker is not installed; podman is not installed; buildah is not installed" in deploy.err
     assert "give --image, or write the files with --emit dockerfile DIR" in deploy.err
+
+
+@pytest.mark.parametrize(("verb", "code"), [("--yes", 2), ("--plan", 1)])
+@pytest.mark.parametrize(
+    ("target", "setting", "said"),
+    [
+        ("sagemaker", "sagemaker.instances=1", "sagemaker.role is not given"),
+        ("sagemaker", "sagemaker.component.endpoint=shared", "sagemaker.role is not given"),
+        ("lambda", "lambda.memory=512", "lambda.role is not given"),
+        ("container", "container.host=0.0.0.0", "which other machines can reach: set "),
+    ],
+)
+@pytest.mark.usefixtures("docker")
+def test_what_is_missing_is_told_before_a_wheel_is_looked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: str, code: int, target: str, setting: str, said: str
+) -> None:
+    archive = make_model(tmp_path / "digits.mar", HANDLER)
+    words = ["deploy", str(archive), "--target", target, "--set", setting, "--set", "build.wheel=absent.whl", verb]
+    assert main(words) == code
+    assert said in capsys.readouterr().err

@@ -134,8 +134,8 @@ def test_actions_are_those_of_this_repository_in_the_same_version() -> None:
 
 
 def test_a_workflow_has_the_settings_of_its_deployment() -> None:
-    assert 'tsx check "$ARCHIVE" --contract sagemaker' in text_of("sagemaker")
-    assert 'tsx check "$ARCHIVE" --contract container' in text_of("cluster")
+    assert 'tsx check "$ARCHIVE" --target sagemaker' in text_of("sagemaker")
+    assert 'tsx check "$ARCHIVE" --target container' in text_of("cluster")
     assert [step["run"] for step in jobs("sagemaker")["benchmark"]["steps"] if step.get("name", "").startswith("Pack")] == [f"{PACK}\n"] * 2
     measured = script("sagemaker", "benchmark", "Measure both on this machine, and compare")
     assert "--slo 'p99<50ms'" in measured

@@ -183,8 +183,7 @@ def test_an_inference_service_that_does_not_become_ready_is_reported_within_its_
 
 
 def test_without_kubectl_and_without_a_place_for_the_image_the_ways_are_reported(deploy: Deploy, cluster: Cluster, tmp_path: Path) -> None:
-    said = ["deploy", "digits.mar", "--name", "digits", "--target", "kubernetes", "--no-check", "--yes", "--set", "build.wheel=w.whl"]
-    (tmp_path / "w.whl").touch()
+    said = ["deploy", "digits.mar", "--name", "digits", "--target", "kubernetes", "--no-check", "--yes", "--set", "build.wheel=absent.whl"]
     assert main(said) == 2
     assert "neither image nor repository is given: set --image" in deploy.capsys.readouterr().err
     (tmp_path / "kubectl").unlink()

@@ -30,7 +30,7 @@ PING = "The primary container for production variant AllTraffic did not pass the
         ("InsufficientInstanceCapacity", "", "AWS has no free capacity for that instance type now", "another region"),
         ("Could not assume role arn:aws:iam::1:role/x", "", "the platform may not assume the role", "sagemaker.amazonaws.com"),
         (PING, "ModuleNotFoundError: No module named 'tsx_runtime'", "does not start tsx", "ENTRYPOINT"),
-        ("Back-off restarting failed container: CrashLoopBackOff", "", "starts and ends again and again", "tsx check --contract container"),
+        ("Back-off restarting failed container: CrashLoopBackOff", "", "starts and ends again and again", "tsx check --target container"),
         ("Runtime exited with error: signal: killed Runtime.OutOfMemory", "", "ran out of memory", "lambda.memory"),
         ("2026-11-21 Task timed out after 3.00 seconds", "", "it did not answer within its timeout", "lambda.timeout"),
         ("The image manifest, config or layer media type is not supported", "", "the image has a format that", "--provenance=false"),

@@ -10,6 +10,7 @@ from torch import nn
 from tests.support.forms import subject_of, tensor_inputs
 from tsx_runtime.worker.forms.exporting import SizeRange, exported, not_exportable, size_ranges
 from tsx_runtime.worker.forms.form import NotBuilt
+from tsx_runtime.worker.forms.kinds import known_forms
 from tsx_runtime.worker.forms.signature import LARGEST_BATCH
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, load_exported
 
@@ -101,3 +102,20 @@ def test_what_torch_does_not_export_is_a_reason() -> None:
     assert not_exportable(subject_of(lambda rows: rows, IMAGES)) == (
         "the model is a function, which torch.export does not take: it takes an nn.Module"
     )
+
+
+@pytest.mark.parametrize("name", ["bf16", "channels-last", "int4-weights", "int8-dynamic", "pruned-25"])
+def test_forms_that_change_layers_ask_for_the_eager_model(name: str, tmp_path: Path) -> None:
+    free = ({0: torch.export.Dim("rows")},)
+    kinds = {
+        "an exported program": [
+            archived(convolutions(), tmp_path / "fixed.pt2"),
+            archived(convolutions(), tmp_path / "free.pt2", dynamic_shapes=free),
+        ],
+        "TorchScript": [torch.jit.script(convolutions())],
+    }
+    for kind, models in kinds.items():
+        for model in models:
+            reason = str(known_forms()[name].applies(subject_of(model, IMAGES)))
+            assert reason.startswith(f"the model is {kind}, whose layers cannot be changed")
+            assert "pack the eager model" in reason

@@ -151,6 +151,31 @@ def test_a_handler_that_cannot_be_used_is_reported_as_what_it_is(start_worker: S
     assert worker.ended() == 0
 
 
+FIRST_CALL = "The first call of a handler function has data=None, to initialise it: let the function begin with `if data is None"
+
+
+@pytest.mark.parametrize(
+    "body", ["return [row['body'] for row in data]", "return [1] * len(data)", "data[0]", "data.get('x')", "json.loads(data)"]
+)
+@pytest.mark.parametrize("keyword", ["def", "async def"])
+def test_a_function_that_forgets_that_data_is_none_at_first_is_told_so(start_worker: StartWorker, keyword: str, body: str) -> None:
+    worker = start_worker(f"import json\n{keyword} handle(data, context):\n    {body}")
+    assert FIRST_CALL in worker.report["message"]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def handle(data, context):\n    raise OSError('no disk')",
+        "class A:\n    def initialize(self, context): len(None)\n    def handle(self, data, context): pass",
+    ],
+)
+def test_only_a_function_that_fails_on_none_is_told_of_the_first_call(start_worker: StartWorker, source: str) -> None:
+    worker = start_worker(source)
+    assert not worker.loaded
+    assert "first call" not in worker.report["message"]
+
+
 def test_the_traceback_is_that_of_the_handlers_own_code(start_worker: StartWorker) -> None:
     worker = start_worker(
         """

@@ -9,20 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from tsx_runtime.worker.forms.exporting import not_eager
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
 
 
 def has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(layer, nn.Conv2d) for layer in model.modules())
-
-
-def not_eager(model: Any, fixed: str) -> str | None:
-    """Why its layers cannot be changed; `fixed` is what a graph has fixed."""
-    if not isinstance(model, nn.Module):
-        return f"the model is a {type(model).__name__}, not an nn.Module"
-    if isinstance(model, torch.jit.ScriptModule | torch.fx.GraphModule):
-        return f"the model is a graph, in which its {fixed} is fixed"
-    return None
 
 
 class ChannelsLastForm(Form):
@@ -31,7 +23,7 @@ class ChannelsLastForm(Form):
     is_graph: ClassVar[bool] = False
 
     def applies(self, subject: Subject) -> str | None:
-        reason = not_eager(subject.model, "memory format")
+        reason = not_eager(subject.model)
         return reason or (None if has_convolutions(subject.model) else "the model has no 2D convolution")
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:

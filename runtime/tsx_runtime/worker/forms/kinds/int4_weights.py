@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from tsx_runtime.worker.forms.exporting import exported
+from tsx_runtime.worker.forms.exporting import exported, not_eager
 from tsx_runtime.worker.forms.form import NotBuilt, Subject
 from tsx_runtime.worker.forms.kinds.int8_dynamic import no_linear
 from tsx_runtime.worker.forms.machine_code import MachineCodeForm
@@ -21,7 +21,7 @@ class Int4WeightsForm(MachineCodeForm):
     ahead of time, they are constants of the package."""
 
     def applies(self, subject: Subject) -> str | None:
-        return super().applies(subject) or no_linear(subject)
+        return not_eager(subject.model) or super().applies(subject) or no_linear(subject)
 
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
         from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig

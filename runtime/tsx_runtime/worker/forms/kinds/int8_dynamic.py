@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import nn
 
-from tsx_runtime.worker.forms.exporting import exported
+from tsx_runtime.worker.forms.exporting import exported, not_eager
 from tsx_runtime.worker.forms.form import Subject
 from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
@@ -16,7 +16,7 @@ LEAST_LINEAR = 0.5  # share of the arithmetic, below which the form gains nothin
 
 def no_linear(subject: Subject) -> str | None:
     """Why quantized linear layers do not make this model faster."""
-    if not isinstance(subject.model, nn.Module) or not any(isinstance(layer, nn.Linear) for layer in subject.model.modules()):
+    if not any(isinstance(layer, nn.Linear) for layer in subject.model.modules()):
         return "the model has no linear layer"
     from torch.utils.flop_counter import FlopCounterMode  # here: workers import the kinds of forms
 
@@ -36,7 +36,7 @@ class DynamicInt8Form(MachineCodeForm):
     of the others in its batch."""
 
     def applies(self, subject: Subject) -> str | None:
-        return super().applies(subject) or no_linear(subject)
+        return not_eager(subject.model) or super().applies(subject) or no_linear(subject)
 
     def program(self, subject: Subject) -> torch.export.ExportedProgram:
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_

@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_map
 
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.forms.bound import cpu_instructions
-from tsx_runtime.worker.forms.exporting import module_of
+from tsx_runtime.worker.forms.exporting import module_of, not_eager
 from tsx_runtime.worker.forms.form import Form, FormSource, Subject
-from tsx_runtime.worker.forms.kinds.channels_last import has_convolutions, not_eager
+from tsx_runtime.worker.forms.kinds.channels_last import has_convolutions
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch
 from tsx_runtime.worker.handlers.models.precision import DTYPES, cast, in_precision
 
@@ -43,7 +43,7 @@ class ConvertedForm(Form):
     is_graph: ClassVar[bool] = False
 
     def applies(self, subject: Subject) -> str | None:
-        return not_eager(subject.model, "precision") or unsupported(self.precision, subject.device)
+        return not_eager(subject.model) or unsupported(self.precision, subject.device)
 
     def build(self, subject: Subject, directory: Path) -> Mapping[str, Any]:
         from safetensors.torch import save_file  # here: most models do not come as safetensors

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from tsx_runtime.worker.forms.exporting import exported
+from tsx_runtime.worker.forms.exporting import exported, not_eager
 from tsx_runtime.worker.forms.form import NotBuilt, Subject
 from tsx_runtime.worker.forms.machine_code import MachineCodeForm, for_inductor
 
@@ -31,8 +31,9 @@ class PrunedForm(MachineCodeForm):
     tools: ClassVar[tuple[str, ...]] = ("torch_pruning",)
 
     def applies(self, subject: Subject) -> str | None:
-        layers = subject.model.modules() if isinstance(subject.model, nn.Module) else ()
-        if sum(isinstance(layer, (*CONVOLUTIONS, nn.Linear)) for layer in layers) < 2:
+        if reason := not_eager(subject.model):
+            return reason
+        if sum(isinstance(layer, (*CONVOLUTIONS, nn.Linear)) for layer in subject.model.modules()) < 2:
             return "the model has no two convolutions or linear layers in a row"
         return super().applies(subject)
 
