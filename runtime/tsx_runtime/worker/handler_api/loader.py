@@ -156,8 +156,7 @@ def _find_installed(name: str) -> str | None:
     if not all(part.isidentifier() for part in dotted.split(".")):
         return None
     try:
-        name = own_modules.spelled(dotted)
-        return name if importlib.util.find_spec(name) is not None else None
+        return dotted if importlib.util.find_spec(dotted) is not None else None
     except (ImportError, ValueError):  # a parent that does not import, or __main__
         return None
 
