@@ -193,7 +193,6 @@ def load(directory: Path, batch: int) -> ServedModel:
             json_nan="null",
             guess_content_type=False,
             handler_error_status=500,
-            sequence_headers=["", "", ""],
         )
     )
 

@@ -16,7 +16,6 @@ from .trial import Scenario, Trial
 
 DEATH = frozenset({500, 507})  # WorkerDied; OutOfResources where it was SIGKILL, which is what the kernel sends
 SOON = {"responseTimeout": 1}
-WATCHFUL = {"heartbeat_interval": 1}
 PROGRAM = {"useVenv": True}  # workers are not forked
 
 
@@ -165,9 +164,9 @@ def _poison(name: str, poison: str, allowed: frozenset[int]) -> Scenario:
 SCENARIOS = (
     Scenario("one worker of two is killed", kill_one, DEATH),
     Scenario("all workers are killed at once", kill_all, DEATH),
-    Scenario("all workers that are programs are killed at once", kill_all, DEATH, PROGRAM, WATCHFUL),
-    Scenario("a worker that is a program is stopped by SIGSTOP", stop_one, victim=PROGRAM, settings=WATCHFUL),
-    Scenario("a worker is stopped by SIGSTOP", stop_one, settings=WATCHFUL),
+    Scenario("all workers that are programs are killed at once", kill_all, DEATH, PROGRAM),
+    Scenario("a worker that is a program is stopped by SIGSTOP", stop_one, victim=PROGRAM),
+    Scenario("a worker is stopped by SIGSTOP", stop_one),
     _order("the handler is killed as the kernel does when memory is out", "die", 507),
     Scenario("the kernel kills a worker for its memory", out_of_memory, DEATH, {"minWorkers": 1, "maxWorkers": 1}, why_not=why_not),
     Scenario("memory is out in the handler, which survives it", memory_error, frozenset({507})),
@@ -177,8 +176,8 @@ SCENARIOS = (
     _order("the handler stops its own process", "freeze", 500, SOON),
     _order("the handler floods stdout and stderr", "flood {megabytes}", 200),
     Scenario("the handler leaks memory", leak_memory),
-    Scenario("workers that leak memory are replaced", leak_until_replaced, victim={"maxWorkerMemory": 700}, settings=WATCHFUL),
-    Scenario("workers are replaced again and again", replace_often, victim={"maxWorkerRequests": 60}, settings=WATCHFUL),
+    Scenario("workers that leak memory are replaced", leak_until_replaced, victim={"maxWorkerMemory": 700}),
+    Scenario("workers are replaced again and again", replace_often, victim={"maxWorkerRequests": 60}),
     Scenario("the handler leaks file descriptors until it has none", leak_files, frozenset({500}), own_server=True),
     _order("the handler closes the connection to the server", "close_channel", 500),
     _order("the connection to a worker ends, and the worker does not", "shut_channel", 500),

@@ -35,8 +35,6 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                         next part of a stream; a REPLY still closes it
     THREADS   front     none; in place of the batch's number: the threads   empty
                         that torch may use from the next batch on
-    RELAY     neither: between the front end and a process that does TLS for it,
-                        as `targets/frontends/frames.py` has it
     REPORT    worker    none; at any time: what was raised and printed since    {"errors": [{"message", "traceback",
                         the last one; of asynchronous handlers also their       "count", "request_ids"}], "lines":
                         metrics, as a REPLY has them                        [[time, stream, text, [request id of the
@@ -79,6 +77,11 @@ V2_META = b"\r\n%b: %b\r\n" % V2_HEADER  # in the metadata of its requests
 OPENAI_HEADER = (b"x-tsx-protocol", b"openai")  # the same of a request to a route of OpenAI's API
 OPENAI_META = b"\r\n%b: %b\r\n" % OPENAI_HEADER
 NODE_HEADER = b":workflow-node"  # a node's place: first, inner or last; no client can send the name
+SEQUENCE_HEADERS = SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = (  # of requests to stateful models
+    "ts_request_sequence_id",
+    "ts_request_sequence_start",
+    "ts_request_sequence_end",
+)
 TENSORS_HEAD = b"inference-header-content-length"  # the header of a body of tensors: bytes of the JSON before them
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -113,7 +116,6 @@ class Kind(enum.IntEnum):
     CANCEL = 9
     REPORT = 10
     THREADS = 11
-    RELAY = 12
 
 
 class DeclaredMetric(TypedDict):
@@ -160,7 +162,6 @@ class LoadOrder(TypedDict):
     json_nan: str  # how NaN and infinities are written as JSON: null, string or literal
     guess_content_type: bool  # an answer without a content type gets one
     handler_error_status: int  # of the answer to a request that made the handler raise
-    sequence_headers: list[str]  # the names of the headers that tell a request's sequence, its start and its end
 
 
 class MetricDelta(TypedDict):

@@ -81,7 +81,6 @@ def server(
     settings = {
         "plugins": NAMES,
         "allowed_urls": "share://team/.*",
-        "metrics_push_interval": "1",
         "model_store": store,
         "load_models": "all",
     }

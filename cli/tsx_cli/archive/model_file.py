@@ -26,7 +26,7 @@ KINDS = {
     "onnx": "ONNX",
     "unknown": "a file that only its handler knows",
 }
-NOT_SERVED = ("vllm_handler", "trt_llm_handler")  # of the handlers that TorchServe brings
+NOT_SERVED = ("vllm_handler", "dali_image_classifier", "trt_llm_handler")  # of the handlers that TorchServe brings
 NEEDS_MODEL_FILE = ("eager", "safetensors")
 # The names that save_pretrained gives to the files of large weights.
 SHARD = re.compile(r"-\d+-of-(?!0*1\.)\d+\.|\.index\.json$")

@@ -18,14 +18,13 @@ from tsx_runtime.api.headers import Pair
 from tsx_runtime.api.schemas import Health
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, Route
-from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError
 from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, whole_answer
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest, TorchServeHealthResponse
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_of, refusal
-from tsx_runtime.wire import COPIED, INPUTS, Body, Buffer, Parts, parse_header_block
+from tsx_runtime.wire import COPIED, INPUTS, SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, Body, Buffer, Parts, parse_header_block
 
 NAME = "org.pytorch.serve.grpc.inference.InferenceAPIsService"
 MOST_PIECES = 1024
@@ -55,11 +54,7 @@ class _Turns(NamedTuple):
 class Inference:
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
-        settings = registry.settings
-        self.longest = settings.max_header_size
-        self.names = HeaderNames(
-            settings.ts_header_key_sequence_id, settings.ts_header_key_sequence_start, settings.ts_header_key_sequence_end
-        )
+        self.longest = registry.settings.max_header_size
 
     def service(self, guard: Guard | None, ledger: Ledger, admissions: Admissions) -> Service:
         service = Service(NAME, guard, ledger, admissions)
@@ -121,7 +116,7 @@ class Inference:
                     turn = _Turn(sequence, None, refusal(error) if isinstance(error, TsxError) else error.refusal)
                 turns.queue.put_nowait(turn)
                 if sequence is not None and (sequence in seen or len(seen) < MOST_SEQUENCES):
-                    (seen.discard if self.names.end in request.input else seen.add)(sequence)
+                    (seen.discard if SEQUENCE_END in request.input else seen.add)(sequence)
         finally:
             turns.queue.put_nowait(None)
 
@@ -143,18 +138,18 @@ class Inference:
 
     def _ask(self, request: PredictionsRequest, context: Context, sequence: str | None, *, starts: bool = False) -> PendingRequest:
         """`starts`: the sequence begins with it. Inputs of the names that the marks of a sequence have are headers as well."""
-        route, names = self._find(request), self.names
+        route = self._find(request)
         own: list[Pair] = [_CONTENT]
         if sequence:
             if _BREAKS.search(sequence):
                 raise BadRequest(f"The sequence_id {sequence[:100]!r} contains a line break or a NUL. Use another id.")
-            own.append((names.id.encode("latin-1"), sequence.encode()))  # UTF-8, in which ids that differ stay different
-            if starts and names.start not in request.input:
-                own.append((names.start.encode("latin-1"), b"true"))
-        own += [(name.encode("latin-1"), _line(request.input[name])) for name in (names.start, names.end) if name in request.input]
+            own.append((SEQUENCE_ID.encode("latin-1"), sequence.encode()))  # UTF-8, in which ids that differ stay different
+            if starts and SEQUENCE_START not in request.input:
+                own.append((SEQUENCE_START.encode("latin-1"), b"true"))
+        own += [(name.encode("latin-1"), _line(request.input[name])) for name in (SEQUENCE_START, SEQUENCE_END) if name in request.input]
         size = sum(len(value) for _, value in own)
         if size > self.longest:
-            text = f"The sequence_id, {names.start} and {names.end} have {size} bytes together, and may have {self.longest}"
+            text = f"The sequence_id, {SEQUENCE_START} and {SEQUENCE_END} have {size} bytes together, and may have {self.longest}"
             raise BadRequest(f"{text} (max_header_size): they are headers. Use a shorter sequence_id.")
         return PendingRequest(context, route, own, body_of(request.input), self.registry.hidden_headers)
 
@@ -171,8 +166,7 @@ class Inference:
         """The sequence that the request belongs to, or that was made up for it."""
         if sequence is not None or not answer.headers:
             return sequence
-        key = self.names.id.lower()
-        return next((value for name, value in parse_header_block(answer.headers.decode("latin-1")) if name.lower() == key), None)
+        return next((value for name, value in parse_header_block(answer.headers.decode("latin-1")) if name.lower() == SEQUENCE_ID), None)
 
     def _find(self, request: PredictionsRequest) -> Route:
         """TorchServe answers INTERNAL for a model that is not there, and its clients look for that."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 from tsx_runtime.api.auth import Guard
@@ -18,23 +18,27 @@ from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.grpc import tensors
 from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context, PendingRequest, answer_parts, whole_answer
-from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, open_inference_grpc_pb2
+from tsx_runtime.grpc.pool import load, renamed
+from tsx_runtime.grpc.protos import grpc_predict_v2_pb2
 from tsx_runtime.grpc.service import Ledger, Service
 from tsx_runtime.grpc.statuses import CallRefused, Refusal, code_of, details_text, refusal
 from tsx_runtime.wire import TENSORS_HEAD
 
+_TORCHSERVE = "org.pytorch.serve.grpc.openinference"  # the package name that TorchServe gave the protocol
+_messages: dict[str, Any] = {}
+load(_messages, [(f"{_TORCHSERVE}.proto", renamed("grpc_predict_v2.proto", _TORCHSERVE))])
 NAMES = {
     "inference.GRPCInferenceService": grpc_predict_v2_pb2,
-    "org.pytorch.serve.grpc.openinference.GRPCInferenceService": open_inference_grpc_pb2,
+    f"{_TORCHSERVE}.GRPCInferenceService": SimpleNamespace(**_messages),
 }
 
 
 class OpenInference:
     """One of the two services: their messages differ only in the package name."""
 
-    def __init__(self, registry: Registry, messages: ModuleType) -> None:
+    def __init__(self, registry: Registry, messages: Any) -> None:
         self.registry = registry
-        self.messages: Any = messages
+        self.messages = messages
 
     def service(self, name: str, guard: Guard | None, ledger: Ledger, admissions: Admissions) -> Service:
         service, messages = Service(name, guard, ledger, admissions), self.messages

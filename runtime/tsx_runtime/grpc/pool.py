@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
 
@@ -25,3 +27,12 @@ def load(namespace: dict[str, Any], files: Sequence[tuple[str, bytes]]) -> None:
             _added.add(name)
     for name, message in POOL.FindFileByName(files[-1][0]).message_types_by_name.items():
         namespace[name] = GetMessageClass(message)
+
+
+def renamed(name: str, package: str) -> bytes:
+    """Return the descriptor of a file of the pool under another package name."""
+    file = FileDescriptorProto.FromString(POOL.FindFileByName(name).serialized_pb)
+    text = text_format.MessageToString(file).replace(f'".{file.package}.', f'".{package}.')
+    copy = text_format.Parse(text, FileDescriptorProto())
+    copy.name, copy.package = f"{package}.proto", package
+    return copy.SerializeToString()

@@ -30,6 +30,8 @@ from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.addresses import is_loopback_host
 from tsx_runtime.settings.schema import Settings
 
+CONCURRENT_CALLS = 100  # on one connection
+CONNECTION_IDLE_MS = 300_000  # time without a call after which a connection is closed
 LEAST_PING = 10_000  # ms between the pings of a client that keeps its connection open
 PING_STRIKES = 2  # pings that may come sooner, before the connection is closed with ENHANCE_YOUR_CALM
 PENDING_CALLS = 200  # that the core holds before Python has seen them; twice as many at most, the others get RESOURCE_EXHAUSTED
@@ -68,7 +70,7 @@ class GrpcServer:
         `shares_port`: with another server of this user that shares it too. Without it, a second one fails.
         """
         logging.getLogger("grpc._cython.cygrpc").addFilter(CLIENTS_LEAVE)
-        self.server = grpc.aio.server(options=[*options(settings, roles), ("grpc.so_reuseport", int(shares_port))])
+        self.server = grpc.aio.server(options=[*options(settings), ("grpc.so_reuseport", int(shares_port))])
         self.log = access_log(settings)
         clients = client_limits(settings, is_local=all(is_loopback_host(getattr(settings, f"{role}_address")) for role in roles))
         ledger = Ledger(counts, self.log, registry.tracer, clients)
@@ -127,10 +129,8 @@ def _reflection(names: list[str], guard: Guard | None, ledger: Ledger, admission
     return service
 
 
-def options(settings: Settings, roles: Collection[str]) -> list[tuple[str, Any]]:
-    """The channel arguments of a port: see docs/security.md for the attack that each is for. Where roles share it, the first age holds."""
-    role = next(iter(roles))
-    age, grace = getattr(settings, f"{role}_max_connection_age_ms"), getattr(settings, f"{role}_max_connection_age_grace_ms")
+def options(settings: Settings) -> list[tuple[str, Any]]:
+    """The channel arguments of a port: see docs/security.md for the attack that each is for."""
     patience = settings.header_timeout * 1000
     chosen: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", settings.max_request_size),
@@ -139,21 +139,17 @@ def options(settings: Settings, roles: Collection[str]) -> list[tuple[str, Any]]
         ("grpc.compression_enabled_algorithms_bitset", IDENTITY_AND_GZIP),
         ("grpc.max_metadata_size", settings.max_header_size),
         ("grpc.absolute_max_metadata_size", settings.max_header_size),  # else a share of the calls between the two is refused
-        ("grpc.max_concurrent_streams", settings.grpc_max_concurrent_streams),
+        ("grpc.max_concurrent_streams", CONCURRENT_CALLS),
         ("grpc.server.max_pending_requests", PENDING_CALLS),
         ("grpc.server.max_pending_requests_hard_limit", 2 * PENDING_CALLS),
         ("grpc.max_allowed_incoming_connections", settings.grpc_max_connections),
         ("grpc.server_handshake_timeout_ms", patience),  # until the client's first SETTINGS
         ("grpc.http2.settings_timeout", patience),  # until the client has acknowledged the server's
-        ("grpc.max_connection_idle_ms", settings.grpc_max_connection_idle_ms),
+        ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
         ("grpc.http2.min_ping_interval_without_data_ms", LEAST_PING),
         ("grpc.http2.max_ping_strikes", PING_STRIKES),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", KEEPALIVE),
         ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT),
     ]
-    if age is not None:
-        chosen.append(("grpc.max_connection_age_ms", age))
-    if grace is not None:
-        chosen.append(("grpc.max_connection_age_grace_ms", grace))
     return chosen

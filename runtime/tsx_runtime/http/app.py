@@ -52,6 +52,8 @@ from tsx_runtime.http.semantics.errors import NOT_FOUND
 from tsx_runtime.http.semantics.likely_paths import LikelyPaths
 from tsx_runtime.http.semantics.messages import (
     COUNTED,
+    MAX_HEADERS,
+    MAX_MANAGEMENT_BODY,
     ClientGone,
     CountedBytes,
     Message,
@@ -97,12 +99,10 @@ class ServerApp(FastAPI):
             head=settings.header_timeout,
             body=settings.body_timeout,
             body_idle=settings.body_idle_timeout,
-            body_rate=settings.body_min_rate,
             write=settings.write_timeout,
         )
         self.bytes_in_flight = ByteBudget(settings.max_inflight_bytes)  # the registry's, where there is one
         self.max_header_size = settings.max_header_size
-        self.max_headers = settings.max_headers
         self.lane: Lane | None = None  # made by its first connection
         self.leaving = False  # another server accepts the connections from now on: those that are here end with their next answer
         self.predictions: Predictions | None = None
@@ -155,8 +155,8 @@ class ServerApp(FastAPI):
         if self.cors and is_preflight(scope):
             await send_whole(send, scope, 200, NO_CACHE, request_id_of(scope), b"")
             return
-        if len(scope["headers"]) > self.max_headers:
-            text = f"The request has {len(scope['headers'])} headers; max_headers is {self.max_headers}."
+        if len(scope["headers"]) > MAX_HEADERS:
+            text = f"The request has {len(scope['headers'])} headers; the limit is {MAX_HEADERS}."
             await self._refuse(scope, send, request_id_of(scope), HeadTooLarge(text))
         elif self.platform is not None and self.platform.wants(raw_path(scope), scope["headers"]):
             await self.platform(scope, receive, send)
@@ -205,7 +205,6 @@ class ServerApp(FastAPI):
             bytes_in_flight=self.bytes_in_flight,
             timeouts=self.timeouts,
             max_header_size=self.max_header_size,
-            max_headers=self.max_headers,
             max_request_size=0 if predictions is None else predictions.limit,
             cors=self.cors,
             missing=self.missing,
@@ -332,7 +331,7 @@ def _build_app(
     app.bytes_in_flight = registry.bytes_in_flight
     app.clients = client_limits(settings, is_local=all(parse_address(getattr(settings, f"{role}_address")).is_local for role in roles))
     limit = settings.max_request_size
-    most = min(limit, settings.max_management_size)
+    most = min(limit, MAX_MANAGEMENT_BODY)
     largest = settings.max_job_size or limit
     confined = "management" in roles  # of what models answer
     if jobs is not None and ("inference" in roles or "management" in roles):

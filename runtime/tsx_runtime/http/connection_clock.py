@@ -16,8 +16,8 @@ class Timeouts(NamedTuple):
     head: int  # from a request's first byte to the end of its headers
     body: int  # for a body, and on top what its bytes take at `body_rate`
     body_idle: int  # between two reads of a body
-    body_rate: int  # bytes a second
     write: int  # for a client that takes nothing of its answer
+    body_rate: int = 16 << 10  # bytes a second
 
 
 class TimedConnection(Protocol):

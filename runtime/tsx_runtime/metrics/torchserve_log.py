@@ -25,6 +25,7 @@ from tsx_runtime.metrics.gpu import gpu_metrics, read_gpus
 from tsx_runtime.metrics.host import System
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.plugins import MetricsSink, Sample
+from tsx_runtime.plugins.api import PUSH_INTERVAL_S
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.line_log import EVERY, MODEL_METRICS, TS_METRICS, Logbook
 
@@ -145,7 +146,7 @@ async def metric_tasks(registry: Registry, counts: ResponseCounts, system: Syste
         works.append(repeat(EVERY, log.write))
     read = reader(registry, counts, system)
     for name, sink in registry.plugins.metrics_sinks.items():
-        works.append(repeat(settings.metrics_push_interval, partial(feed_once, name, sink, read)))
+        works.append(repeat(PUSH_INTERVAL_S, partial(feed_once, name, sink, read)))
     try:
         async with running("metrics are no longer logged", *works):
             yield

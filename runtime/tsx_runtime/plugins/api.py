@@ -98,7 +98,9 @@ class Sample(NamedTuple):
     value: float
 
 
-# Group `tsx.metrics_sinks`: called in a thread of its own with all samples, each `metrics_push_interval` seconds.
+PUSH_INTERVAL_S = 10
+
+# Group `tsx.metrics_sinks`: called in a thread of its own with all samples, every PUSH_INTERVAL_S seconds.
 MetricsSink: TypeAlias = Callable[[list[Sample]], None]
 
 # Group `tsx.sources`, by the scheme of the URLs: writes the archive at the URL to the path, of at most so many bytes; raises OSError or

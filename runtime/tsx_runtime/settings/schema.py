@@ -186,24 +186,10 @@ class Settings(BaseModel):
     grpc_inference_port: int = Field(7070, ge=0, le=65535, description="port of the gRPC inference API; 0 chooses a free one")
     grpc_management_address: Host = Field("127.0.0.1", description="host of the gRPC management API")
     grpc_management_port: int = Field(7071, ge=0, le=65535, description="port of the gRPC management API; 0 chooses a free one")
-    grpc_inference_max_connection_age_ms: int | None = Field(None, ge=1, description="age at which a connection is closed; none if not set")
-    grpc_inference_max_connection_age_grace_ms: int | None = Field(
-        None, ge=1, description="maximum time for calls to finish after that; unlimited if not set"
-    )
-    grpc_management_max_connection_age_ms: int | None = Field(
-        None, ge=1, description="age at which a connection is closed; none if not set"
-    )
-    grpc_management_max_connection_age_grace_ms: int | None = Field(
-        None, ge=1, description="maximum time for calls to finish after that; unlimited if not set"
-    )
-    grpc_max_concurrent_streams: int = Field(100, ge=1, le=1 << 20, description="maximum number of concurrent calls on one connection")
     grpc_max_concurrent_calls: int = Field(
         1000, ge=1, description="maximum number of concurrent calls on one port; further calls are refused"
     )
     grpc_max_connections: int = Field(1000, ge=1, le=(1 << 31) - 1, description="maximum number of connections on one port")
-    grpc_max_connection_idle_ms: int = Field(
-        300_000, ge=1, le=(1 << 31) - 1, description="time without a call after which a connection is closed"
-    )
     grpc_message_timeout: int = Field(60, ge=1, description="maximum time to receive the message of a call, in seconds")
     enable_grpc_ssl: bool = Field(False, description="encrypt gRPC with certificate_file and private_key_file")
     model_store: Path | None = Field(None, description="directory of the archives that can be registered by file name")
@@ -242,7 +228,6 @@ class Settings(BaseModel):
         description="maximum bytes of all bodies over 64 KiB in flight and of unread answers; at least two of max_request_size",
     )
     max_header_size: int = Field(64 << 10, ge=1024, description="maximum size of a request's headers, in bytes")
-    max_headers: int = Field(200, ge=10, description="maximum number of headers of a request")
     jobs_store: JobsStore | None = Field(
         None,
         description="asynchronous answers: a SQLite file, or a postgresql:// URL that servers share; off for none; "
@@ -264,21 +249,14 @@ class Settings(BaseModel):
         None, ge=0, description="of these, maximum number of one client; 0 = unlimited; not set: 1000 where other machines can connect"
     )
     max_jobs_size: int = Field(16 << 30, ge=0, description="maximum size of the SQLite file of jobs_store, in bytes; 0 = no limit")
-    jobs_share: float = Field(
-        0.5, gt=0, le=1, description="share of the requests that the workers of a model take at once that may be asynchronous"
-    )
     job_callback_hosts: list[str] = Field(
         [], description="where asynchronous answers may be sent: hosts, or regular expressions that match whole URLs; none if empty"
     )
     job_callback_secret: str | None = Field(None, min_length=16, description="secret with which callbacks are signed (HMAC-SHA256)")
     job_callback_old_secret: str | None = Field(None, min_length=16, description="previous secret, with which callbacks are signed as well")
-    max_management_size: int = Field(1 << 20, ge=1024, description="maximum size of the body of a management request, in bytes")
     header_timeout: int = Field(10, ge=1, description="maximum time to receive a request's headers, in seconds")
-    body_timeout: int = Field(
-        30, ge=1, description="maximum time to receive a body, in seconds, plus one second for each body_min_rate bytes received"
-    )
+    body_timeout: int = Field(30, ge=1, description="maximum time to receive a body, in seconds, plus one second for each 16 KiB received")
     body_idle_timeout: int = Field(10, ge=1, description="maximum pause in receiving a request's body, in seconds")
-    body_min_rate: int = Field(16_384, ge=1, description="minimum rate of a body after body_timeout, in bytes per second")
     write_timeout: int = Field(30, ge=1, description="maximum time in which a client reads nothing of its answer, in seconds")
     keep_alive_timeout: int = Field(75, ge=1, description="maximum idle time of a connection between requests, in seconds")
     number_of_gpu: int | None = Field(None, ge=0, description="number of GPUs to use; all visible GPUs if not set")
@@ -297,9 +275,6 @@ class Settings(BaseModel):
     service_envelope: Literal["body", "json", "kserve", "kservev2"] | None = Field(
         None, description="service envelope of the requests: body, json, kserve or kservev2; none if not set"
     )
-    ts_header_key_sequence_id: str = Field("ts_request_sequence_id", min_length=1, description="the header that names a request's sequence")
-    ts_header_key_sequence_start: str = Field("ts_request_sequence_start", min_length=1, description="the header that starts a sequence")
-    ts_header_key_sequence_end: str = Field("ts_request_sequence_end", min_length=1, description="the header that ends a sequence")
     inference_token: str | None = Field(None, min_length=1, description="bearer token that predictions must carry")
     management_token: str | None = Field(None, min_length=1, description="bearer token that management and metrics calls must carry")
     disable_token_authorization: bool = Field(False, description="serve without tokens on an address that is not loopback")
@@ -362,9 +337,6 @@ class Settings(BaseModel):
     max_worker_requests: int = server_default("max_worker_requests")
     max_worker_memory: int = server_default("max_worker_memory")
     max_worker_age: int = server_default("max_worker_age")
-    heartbeat_interval: int = Field(
-        2, ge=1, description="seconds between checks of a worker: whether it is stopped, silent or due for replacement"
-    )
     heartbeat_timeout: int = Field(
         60, ge=0, description="time without a heartbeat after which an idle worker is killed, in seconds; 0 = never"
     )
@@ -376,9 +348,6 @@ class Settings(BaseModel):
     )
     model_gpu_memory: Size | None = Field(
         None, description="memory of each GPU that the workers of all models may use, such as 20GB; no limit if not set; see elastic.md"
-    )
-    frontends: int = Field(
-        1, ge=1, le=64, description="processes that accept https connections and do their TLS, on more than 4 cores; 1 = the server's own"
     )
     shutdown_delay: int = Field(
         0, ge=0, description="time in which a stopping server reports that it is not ready but still accepts requests, in seconds"
@@ -410,12 +379,10 @@ class Settings(BaseModel):
     max_archive_files: int = Field(10_000, ge=1, description="maximum number of files in an archive")
     install_py_dep_per_model: bool = Field(False, description="install the packages in the requirements file of an archive")
     install_timeout: int = Field(600, ge=1, description="maximum time to install the requirements of one model, in seconds")
-    max_environments_size: int = Field(32 << 30, ge=0, description="maximum size of installed requirements that no model uses, in bytes")
     cpus: int = Field(0, ge=0, description="cores that all workers share; 0 = those that this process and its control group may use")
     cpu_launcher_enable: bool = Field(False, description="pin each CPU worker to its own cores")
     cpu_launcher_args: str = Field("", description="which cores: options of torch.backends.xeon.run_cpu")
     plugins: list[str] = Field([], description="plugins to load: names of entry points of installed packages")
-    metrics_push_interval: int = Field(10, ge=1, description="seconds between two calls of the plugins' metrics sinks")
     isolation: Literal["off", "on"] = Field(
         "off", description="on: workers are isolated from the network, from files, from other processes; see security.md"
     )
@@ -449,6 +416,12 @@ class Settings(BaseModel):
         return Limits(members=self.max_archive_files, total=self.max_archive_size, ratio_floor=dense)
 
 
+REMOVED = frozenset(  # settings of earlier releases: they are constants now, and a warning at the start
+    {f"grpc_{role}_max_connection_age_{what}" for role in ("inference", "management") for what in ("ms", "grace_ms")}
+    | {f"ts_header_key_sequence_{what}" for what in ("id", "start", "end")}
+    | {"body_min_rate", "frontends", "grpc_max_concurrent_streams", "grpc_max_connection_idle_ms", "heartbeat_interval"}
+    | {"jobs_share", "max_environments_size", "max_headers", "max_management_size", "metrics_push_interval"}
+)
 MODELS = "models"
 NESTED = {MODELS, "model_versions", "model_snapshot"}  # no text on a command line or in a variable sets these as a whole
 SECRETS = frozenset(

@@ -23,7 +23,7 @@ from pydantic.fields import FieldInfo
 from tsx_archiver.metadata.model_limits import BY_KEY
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.model_limits import Accepts
-from tsx_runtime.settings.schema import MODELS, NESTED, SECRETS, ModelSettings, Settings
+from tsx_runtime.settings.schema import MODELS, NESTED, REMOVED, SECRETS, ModelSettings, Settings
 from tsx_runtime.settings.torchserve import parse_snapshot, parse_versions, read_torchserve_config
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 from tsx_runtime.shared.redaction import redacted
@@ -59,8 +59,8 @@ def load_settings(
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.model_fields, "default")
-    from_file = _from_toml(file) if file is None or file.suffix == ".toml" else _from_properties(file, env, warn)
-    for found in [*from_file, *_from_environment(env, warn, sources), *_from_command_line(cli)]:
+    from_file = _from_toml(file, warn) if file is None or file.suffix == ".toml" else _from_properties(file, env, warn)
+    for found in [*from_file, *_from_environment(env, warn, sources), *_from_command_line(cli, warn)]:
         place, key = values, found.name
         if found.model is not None:
             place, key = values.setdefault(MODELS, {}).setdefault(found.model, {}), found.name.rpartition(".")[2]
@@ -121,12 +121,12 @@ class _SourceValue(NamedTuple):
         return fields[self.name.rpartition(".")[2]]
 
 
-def _from_toml(path: Path | None) -> Iterable[_SourceValue]:
+def _from_toml(path: Path | None, warn: Callable[[str], None]) -> Iterable[_SourceValue]:
     if path is not None:
         for name, value in _read_toml(path).items():
             if name == MODELS:
                 yield from _from_model_tables(value, path)
-            elif name != DEPLOY:
+            elif name != DEPLOY and not _is_removed(name, str(path), warn):
                 yield _SourceValue(_known(name, _PLAIN, str(path)), value, str(path), path)
 
 
@@ -170,7 +170,7 @@ def _from_environment(env: Mapping[str, str], warn: Callable[[str], None], sourc
         source = sources.get(variable, f"environment variable {variable}")
         if name in _PLAIN and variable == variable.upper():
             yield _SourceValue(name, text, source)
-        elif not _OF_IMAGES.fullmatch(variable):
+        elif not _OF_IMAGES.fullmatch(variable) and not _is_removed(name, source, warn):
             near = nearest(name, [*_PLAIN, "config"])
             hint = f"did you mean {ENV_PREFIX}{near.upper()}?" if near else "`tsx config show` lists all settings"
             warn(f"the {source} is no setting and is ignored; {hint}")
@@ -184,14 +184,23 @@ def _is_service_link(variable: str, text: str) -> bool:
     return _LINK.fullmatch(variable) is not None and (variable.removeprefix(ENV_PREFIX).lower() not in _PLAIN or "://" in text)
 
 
-def _from_command_line(cli: Mapping[str, object]) -> Iterable[_SourceValue]:
+def _from_command_line(cli: Mapping[str, object], warn: Callable[[str], None]) -> Iterable[_SourceValue]:
     for name, value in cli.items():
+        if _is_removed(name, "the command line", warn):
+            continue
         if name.startswith(f"{MODELS}.") and name.count(".") >= 2:
             model, _, key = name.rpartition(".")
             name = f"{model}." + _known(BY_KEY.get(key, key), ModelSettings.model_fields, f"'{name}' of the command line")
         else:
             _known(name, _PLAIN, "the command line")
         yield _SourceValue(name, value, "command line")
+
+
+def _is_removed(name: str, origin: str, warn: Callable[[str], None]) -> bool:
+    """Return whether a setting no longer exists, after a warning: a file of an earlier release still starts a server."""
+    if name in REMOVED:
+        warn(f"{origin}: the setting {name} no longer exists, so it has no effect; remove it")
+    return name in REMOVED
 
 
 def _known(name: str, known: Iterable[str], origin: str) -> str:

@@ -44,6 +44,8 @@ JAVA_ONLY = {
 }
 
 # What is accepted and changes nothing, with the reason for the log.
+_SEQUENCE_NAMES = [f"ts_header_key_sequence_{what}" for what in ("id", "start", "end")]
+_AGES = [f"grpc_{role}_max_connection_age_{what}" for role in ("inference", "management") for what in ("ms", "grace_ms")]
 WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs them") | {
     "cpp_log_config": "there is no C++ backend",
     "initial_distribution_port": "the processes of a model choose a free port themselves",
@@ -51,6 +53,8 @@ WITHOUT_EFFECT = dict.fromkeys(sorted(JAVA_ONLY), "only TorchServe's Java needs 
     "ipex_gpu_enable": "Intel has discontinued its extension, and torch contains its optimisations",
     "keystore_type": "tsx detects the type of a keystore from its first bytes",
     "plugins_path": "Java plugins cannot be loaded",
+    **dict.fromkeys(_AGES, "connections have no maximum age"),
+    **dict.fromkeys(_SEQUENCE_NAMES, "the headers of a sequence have the default names, ts_request_sequence_id, _start and _end"),
 }
 
 KEYS = (
@@ -60,7 +64,6 @@ KEYS = (
     | {MODELS, SNAPSHOT, URLS}
     | {f"{role}_address" for role in ("inference", "management", "metrics")}
     | {f"grpc_{role}_{what}" for role in ("inference", "management") for what in ("address", "port")}
-    | {f"grpc_{role}_max_connection_age_{what}" for role in ("inference", "management") for what in ("ms", "grace_ms")}
     | {"enable_grpc_ssl", "model_store", "workflow_store", "load_models", "default_workers_per_model"}
     | {"default_response_timeout", "default_startup_timeout", "unregister_model_timeout", "job_queue_size", "number_of_gpu"}
     | {"max_request_size", "max_response_size", "limit_max_image_pixels", "decode_input_request"}
@@ -71,7 +74,6 @@ KEYS = (
     | {"keystore", "keystore_pass", "certificate_file", "private_key_file"}
     | {"cpu_launcher_enable", "cpu_launcher_args"}
     | _ALWAYS
-    | {"ts_header_key_sequence_id", "ts_header_key_sequence_start", "ts_header_key_sequence_end"}
 )
 
 _ADDRESSES = {f"{role}_address" for role in ("inference", "management", "metrics")}

@@ -27,10 +27,7 @@ from typing import BinaryIO, cast
 PATIENCE = 0.5  # seconds for which a stalled reader is waited for before output is dropped
 LOG_LINES = 10_000  # records that wait for the thread which writes them; what workers print comes in records of many lines
 LOG_SIZE = 64 << 20  # characters that wait for it: a disk that hangs must not fill the memory
-NEWLINE = 10
 CHUNK = 4096  # bytes that go into a pipe whole, or not at all
-
-LONGEST_REST = 1 << 20  # bytes of a line that are kept until they can be written, once its beginning was
 
 Write = Callable[[memoryview], int]
 
@@ -40,9 +37,9 @@ def in_words(lost: int) -> bytes:
 
 
 class LossyOutput(io.RawIOBase):
-    """Accepts every write. Blocks once for a stalled reader, then drops whole lines until it reads.
+    """Accepts every write. Blocks once for a stalled reader, then drops whole writes until it reads.
 
-    What is dropped is dropped in whole lines: the rest of one that was begun is written before anything else.
+    A write of more than 4 KiB may be cut. The report of the lost bytes then begins on a line of its own.
     """
 
     def __init__(self, fd: int, patience: float = PATIENCE) -> None:
@@ -50,8 +47,7 @@ class LossyOutput(io.RawIOBase):
         self._patience = patience
         self._write = _writer(fd)
         self._late = False
-        self._rest = b""  # of a line whose beginning was written
-        self._within = False  # a line: the last that was written did not end one
+        self._is_cut = False  # whether only a part of the last write was written
         self.lost = 0  # bytes that were dropped and not reported yet
         self.notice: Callable[[int], bytes] = in_words  # makes of their number a line
         self.copy: Callable[[bytes], None] | None = None  # gets everything as well
@@ -91,31 +87,14 @@ class LossyOutput(io.RawIOBase):
             self._write_out(memoryview(line))
 
     def _write_out(self, view: memoryview) -> None:
-        rest, news = self._rest, self._news()
-        before = rest + news
-        done = self._put(memoryview(before + view) if before else view)
-        if done:
-            self._within = (view[done - len(before) - 1] if done > len(before) else before[done - 1]) != NEWLINE
-        if done < len(rest):
-            self._rest = rest[done:]
+        report = (b"\n" if self._is_cut else b"") + self.notice(self.lost) if self.lost else b""
+        done = self._put(memoryview(report + view) if report else view)
+        if done < len(report):
             self.lost += len(view)
-        elif done == len(rest) and news:
-            self._rest = b""
-            self.lost += len(view)
-        elif done < len(before):  # these will be whole, too, so they are reported
-            self._rest = before[done:]
-            self.lost = len(view)
         else:
-            taken = done - len(before)
-            kept = _line_end(view, taken) if self._within and taken else taken
-            self._rest = bytes(view[taken:kept])
-            self.lost = len(view) - kept
-
-    def _news(self) -> bytes:
-        if not self.lost:
-            return b""
-        within = self._rest[-1] != NEWLINE if self._rest else self._within
-        return (b"\n" if within else b"") + self.notice(self.lost)
+            self.lost = len(report) + len(view) - done
+        if done:
+            self._is_cut = self.lost > 0 and done != len(report)
 
     def _put(self, view: memoryview) -> int:
         """How much of it was written."""
@@ -132,15 +111,6 @@ class LossyOutput(io.RawIOBase):
             except OSError:
                 return done
         return done
-
-
-def _line_end(view: memoryview, begin: int) -> int:
-    """Where the line that goes on at `begin` ends; there, if that is too far."""
-    some = bytes(view[begin : begin + LONGEST_REST])
-    at = some.find(b"\n")
-    if at >= 0:
-        return begin + at + 1
-    return len(view) if len(some) < LONGEST_REST else begin
 
 
 def keep_going() -> None:

@@ -14,7 +14,7 @@ import yaml
 from tsx_archiver import parse_model_config
 from tsx_archiver.errors import CannotPack
 from tsx_archiver.metadata.huggingface import DIRECTORY, GENERATION_HANDLER, HANDLER, check_references, external_code
-from tsx_runtime.wire import LoadOrder
+from tsx_runtime.wire import SEQUENCE_HEADERS, LoadOrder
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import ServedModel
@@ -61,7 +61,6 @@ def load_model(order: LoadOrder) -> ServedModel:
     context.system_properties.update(trust_remote_code=order["trust_remote_code"], worker=order["worker"])
     context.envelope = order["envelope"]
     context.json_nan, context.guess_content_type = order["json_nan"], order["guess_content_type"]
-    context.header_key_sequence_id, context.header_key_sequence_start, context.header_key_sequence_end = order["sequence_headers"]
     if order["handler"] in (HANDLER, GENERATION_HANDLER):
         _stay_within(model_dir, trusted=order["trust_remote_code"])
     coroutines = Coroutines()
@@ -141,8 +140,7 @@ def warm_up_model(model: ServedModel, order: LoadOrder) -> None:
     if not model.context.model_yaml_config.get("warmup"):
         return
     config, _ = parse_model_config(model.context.model_yaml_config)  # its errors were reported at registration
-    id, start, end = order["sequence_headers"]
-    warm_up(model, config, Path(order["model_dir"]), order["batch_size"], (id, start, end) if order["stateful"] else None)
+    warm_up(model, config, Path(order["model_dir"]), order["batch_size"], SEQUENCE_HEADERS if order["stateful"] else None)
 
 
 def facts_of(model: ServedModel, order: LoadOrder) -> dict[str, Any]:

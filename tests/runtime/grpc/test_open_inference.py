@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from tests.runtime.grpc.conftest import TIMEOUT, Client
 from tests.support.models import make_model
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving
-from tsx_runtime.grpc.protos import open_inference_grpc_pb2
+from tsx_runtime.grpc.protos import grpc_predict_v2_pb2
 
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"]
 
@@ -146,7 +146,7 @@ def test_a_stream_brings_each_part_and_errors_end_nothing(by_grpc: TritonClient)
 
 
 def test_torchserve_s_name_serves_the_same_with_typed_contents(client: Client) -> None:
-    messages = open_inference_grpc_pb2
+    messages = grpc_predict_v2_pb2
     name = "/org.pytorch.serve.grpc.openinference.GRPCInferenceService/ModelInfer"
     infer = client.inference_channel.unary_unary(name, messages.ModelInferRequest.SerializeToString, messages.ModelInferResponse.FromString)
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 2], "contents": {"fp32_contents": [1, 2.5]}}

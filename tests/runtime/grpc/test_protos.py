@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from tests.runtime.grpc.conftest import TIMEOUT
+from tsx_runtime.grpc.open_inference import NAMES
 from tsx_runtime.grpc.pool import POOL
-from tsx_runtime.grpc.protos import inference_pb2, management_pb2, open_inference_grpc_pb2
+from tsx_runtime.grpc.protos import grpc_predict_v2_pb2, inference_pb2, management_pb2
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,11 +36,11 @@ def test_the_modules_are_what_the_files_make() -> None:
 
 
 def test_both_open_inference_protocols_differ_in_their_names_alone() -> None:
-    protos = ROOT / "runtime/tsx_runtime/grpc/protos"
-    standard, torchserve = (protos / name for name in ("grpc_predict_v2.proto", "open_inference_grpc.proto"))
-    ours, theirs = standard.read_text().splitlines(), torchserve.read_text().splitlines()
-    different = [(one, other) for one, other in zip(ours, theirs, strict=True) if one != other][1:]  # the first line says what the file is
-    assert different == [("package inference;", "package org.pytorch.serve.grpc.openinference;")]
+    standard, torchserve = (POOL.FindServiceByName(name).file for name in NAMES)
+    ours, theirs = (FileDescriptorProto.FromString(file.serialized_pb) for file in (standard, torchserve))
+    assert (ours.package, theirs.package) == ("inference", "org.pytorch.serve.grpc.openinference")
+    text = str(theirs).replace(theirs.name, ours.name).replace(theirs.package, ours.package)
+    assert text == str(ours)
 
 
 def test_names_and_numbers_are_torchserve_s() -> None:
@@ -58,9 +60,9 @@ def test_names_and_numbers_are_torchserve_s() -> None:
     )
     assert fields(management_pb2.ManagementResponse) == {"msg": 1}
     infer = "model_name model_version id parameters inputs outputs raw_input_contents"
-    assert fields(open_inference_grpc_pb2.ModelInferRequest) == {name: number for number, name in enumerate(infer.split(), 1)}
+    assert fields(grpc_predict_v2_pb2.ModelInferRequest) == {name: number for number, name in enumerate(infer.split(), 1)}
     contents = "bool int int64 uint uint64 fp32 fp64 bytes"
-    assert fields(open_inference_grpc_pb2.InferTensorContents) == {
+    assert fields(grpc_predict_v2_pb2.InferTensorContents) == {
         f"{name}_contents": number for number, name in enumerate(contents.split(), 1)
     }
 

@@ -129,13 +129,6 @@ def test_who_does_not_speak_tls_is_not_answered(guarded: tuple[Running, Pair], g
         assert code_of(lambda: stub.Predictions(request, timeout=TIMEOUT)) is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_connection_is_closed_at_its_age_and_what_goes_on_after_its_grace(client: Client) -> None:
-    watched = HealthStub(client.management_channel).Watch(HealthCheckRequest(), timeout=TIMEOUT)
-    assert next(watched).status == HealthCheckResponse.SERVING
-    assert code_of(lambda: next(watched)) is grpc.StatusCode.UNAVAILABLE
-    assert HealthStub(client.management_channel).Check(HealthCheckRequest(), timeout=TIMEOUT).status == HealthCheckResponse.SERVING
-
-
 def test_a_stop_answers_what_has_begun_and_tells_who_watches(store: Path, tmp_path: Path, generated: dict[str, Any], until: Any) -> None:
     environment = {"TSX_CACHE_DIR": str(tmp_path / "cache"), "TSX_WORKER_PRELOAD": "false"}
     words = ["serve", store / "talker.mar", *FREE_PORTS, *FREE_GRPC_PORTS]
@@ -216,10 +209,6 @@ def test_torchserve_s_keys_are_read_from_its_file(tmp_path: Path) -> None:
         "grpc_inference_port": "9070",
         "grpc_management_address": "127.0.0.2",
         "grpc_management_port": "9071",
-        "grpc_inference_max_connection_age_ms": "1000",
-        "grpc_inference_max_connection_age_grace_ms": "2000",
-        "grpc_management_max_connection_age_ms": "3000",
-        "grpc_management_max_connection_age_grace_ms": "4000",
         "enable_grpc_ssl": "true",
         "max_request_size": "1234",
     }
@@ -232,16 +221,12 @@ def test_torchserve_s_keys_are_read_from_its_file(tmp_path: Path) -> None:
         ("grpcs://0.0.0.0:9070", ["grpc_inference"]),
         ("grpcs://127.0.0.2:9071", ["grpc_management"]),
     ]
-    chosen = dict(options(settings, ["grpc_management"]))
-    assert chosen["grpc.max_connection_age_ms"] == 3000
-    assert chosen["grpc.max_connection_age_grace_ms"] == 4000
-    assert chosen["grpc.max_receive_message_length"] == 1234
+    assert dict(options(settings))["grpc.max_receive_message_length"] == 1234
 
 
 def test_nothing_is_open_to_other_machines_unless_it_is_asked_for() -> None:
     assert [address.host for address, _ in grpc_addresses(Settings())] == ["127.0.0.1", "127.0.0.1"]
     assert [address.port for address, _ in grpc_addresses(Settings())] == [7070, 7071]
-    assert "grpc.max_connection_age_ms" not in dict(options(Settings(), ["grpc_inference"]))
 
 
 def test_tls_needs_a_certificate() -> None:

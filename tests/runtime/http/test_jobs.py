@@ -148,7 +148,7 @@ def test_a_job_with_a_deadline_that_no_timer_bears_is_refused(deadline: float) -
     async def unread(id: str) -> None:
         raise AssertionError(id)
 
-    executor = RequestExecutor(cast("Any", None), 1.0, 1, unread)
+    executor = RequestExecutor(cast("Any", None), 1, unread)
     job = JobRecord(1, "a", "running", "m", "", 0, "", "r", 0, 1, None, 0.0, 0.0, None, None, deadline, "")
     assert asyncio.run(executor.answer(job)).status == 503
 

@@ -166,27 +166,27 @@ def test_patterns_may_not_grow_beyond_their_sum_by_one_merge_after_the_other(tar
 
 @pytest.mark.parametrize("lane", ["inference", "management"])
 def test_the_headers_of_a_request_are_counted(start_server, lane: str) -> None:
-    with start_server(max_headers=20) as server:
+    with start_server() as server:
         server.register("talker.mar", initial_workers=1)
         client = httpx.Client(base_url=server.addresses[lane], headers=None)
         path = "/predictions/talker" if lane == "inference" else "/models"
         own = len(client.build_request("GET", path).headers)
-        enough = [("x-own", str(number)) for number in range(20 - own)]
+        enough = [("x-own", str(number)) for number in range(200 - own)]
         assert client.get(path, headers=enough).status_code == 200
-        refused = client.get(path, headers=[*enough, ("x-own", "20")])
+        refused = client.get(path, headers=[*enough, ("x-own", "200")])
         assert refused.status_code == 431
-        assert refused.json()["message"] == "The request has 21 headers; max_headers is 20."
+        assert refused.json()["message"] == "The request has 201 headers; the limit is 200."
 
 
 def test_the_body_of_a_management_request_has_a_bound_of_its_own(start_server) -> None:
-    with start_server(max_management_size=2000) as server:
+    with start_server(max_request_size=2_000_000) as server:
         server.register("talker.mar", initial_workers=1)
         body = json.dumps({"labels": {"a": "1.0"}}).encode()
-        assert server.management.put(TRAFFIC, content=body.ljust(2000)).status_code == 200
-        refused = server.management.put(TRAFFIC, content=body.ljust(2001))
+        assert server.management.put(TRAFFIC, content=body.ljust(1 << 20)).status_code == 200
+        refused = server.management.put(TRAFFIC, content=body.ljust((1 << 20) + 1))
         assert refused.status_code == 413
-        assert "max_management_size" in refused.json()["message"]
-        assert server.ask(b"x" * 50_000).status_code == 200
+        assert f"may have at most {1 << 20} bytes" in refused.json()["message"]
+        assert server.ask(b"x" * 2_000_000).status_code == 200
 
 
 def test_a_handlers_description_is_shown_as_text_where_it_is_too_large_to_be_parsed(target) -> None:

@@ -171,7 +171,7 @@ maxWorkers: 2
 
 @pytest.fixture(scope="module")
 def server(start_server, store) -> Iterator[Any]:
-    with start_server(heartbeat_interval=1) as running:
+    with start_server() as running:
         for name, handler, config in (
             ("counter", STATEFUL, SEQUENCES),
             ("brief", STATEFUL, "sequenceBatching: true\nsequenceMaxIdleMSec: 50\nminWorkers: 1\nmaxWorkers: 1\n"),

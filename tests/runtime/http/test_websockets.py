@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -38,6 +39,7 @@ PIECES = """
 import time
 from pathlib import Path
 from ts.handler_utils.utils import send_intermediate_predict_response
+from unittest.mock import patch
 
 
 def handle(data, context):
@@ -183,8 +185,9 @@ def test_a_message_over_the_limit_closes_the_connection(server: RunningServer) -
 @pytest.fixture(scope="module")
 def guarded(start_server: Callable[..., Any]) -> Iterator[RunningServer]:
     """With a token that no subprotocol could have as it is, a small budget of bytes, and short times."""
-    values = {"max_request_size": 1_000_000, "max_inflight_bytes": 1, "body_timeout": 1, "body_min_rate": 1_000_000_000, "write_timeout": 1}
-    with start_server(inference_token="a/b=", max_failed_tokens=1, **values) as server:
+    values = {"max_request_size": 1_000_000, "max_inflight_bytes": 1, "body_timeout": 1, "write_timeout": 1}
+    hasty = partial(Timeouts, body_rate=1_000_000_000)
+    with patch("tsx_runtime.http.app.Timeouts", hasty), start_server(inference_token="a/b=", max_failed_tokens=1, **values) as server:
         server.register("talker.mar", initial_workers=1, batch_size=1)
         yield server
 

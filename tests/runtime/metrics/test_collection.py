@@ -292,7 +292,7 @@ def test_workers_that_were_replaced_are_counted_by_reason_and_are_no_restarts(st
         assert counts["requests"] == counts["memory"] == 0
         return counts["age"]
 
-    with start_server(max_worker_age=1, heartbeat_interval=1) as server:
+    with start_server(max_worker_age=1) as server:
         server.register("talker.mar", initial_workers=1)
         until(recycles)
         (described,) = server.management.get("/models/talker").json()

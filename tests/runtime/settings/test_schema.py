@@ -122,6 +122,19 @@ def test_an_unknown_variable_is_a_warning_and_a_near_name_is_suggested(variable:
     assert warnings == [f"the environment variable {variable} is no setting and is ignored; {hint}"]
 
 
+def test_a_setting_of_an_earlier_release_is_a_warning_wherever_it_is_set(tmp_path: Path) -> None:
+    toml = write(tmp_path, "frontends = 2\ndrain_timeout = 5")
+    warnings: list[str] = []
+    settings, _ = load_settings({"jobs_share": "0.1"}, {"TSX_BODY_MIN_RATE": "9"}, toml, warnings.append)
+    assert settings == Settings(drain_timeout=5)
+    rest = "no longer exists, so it has no effect; remove it"
+    assert warnings == [
+        f"{toml}: the setting frontends {rest}",
+        f"environment variable TSX_BODY_MIN_RATE: the setting body_min_rate {rest}",
+        f"the command line: the setting jobs_share {rest}",
+    ]
+
+
 def test_the_variables_of_kubernetes_beside_a_service_of_that_name_are_ignored() -> None:
     names = ("TSX", "TSX_CANARY", "TSX_GRPC_INFERENCE")  # the last makes the name of a setting: TSX_GRPC_INFERENCE_PORT
     links = {

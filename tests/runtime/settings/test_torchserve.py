@@ -295,9 +295,6 @@ DEFAULTS = {  # contract 4.1
     "certificate_file": None,
     "private_key_file": None,
     "cpu_launcher_enable": False,
-    "ts_header_key_sequence_id": "ts_request_sequence_id",
-    "ts_header_key_sequence_start": "ts_request_sequence_start",
-    "ts_header_key_sequence_end": "ts_request_sequence_end",
 }
 HERE = [name for name in DEFAULTS if name in Settings.model_fields]
 

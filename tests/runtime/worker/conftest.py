@@ -214,5 +214,4 @@ ORDER = {
     "json_nan": "null",
     "guess_content_type": False,
     "handler_error_status": 500,
-    "sequence_headers": ["ts_request_sequence_id", "ts_request_sequence_start", "ts_request_sequence_end"],
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 
@@ -81,16 +82,16 @@ def gone(pid: int) -> bool:
         return True
 
 
-def with_registry(test, heartbeat: float | None = None, **settings) -> None:
-    """`heartbeat`: seconds between two looks at a worker, also less than a server may be given."""
+def with_registry(test, heartbeat: float = 2, **settings) -> None:
+    """`heartbeat`: seconds between two checks of a worker."""
 
     async def main():
-        chosen = Settings(**settings)
-        registry = Registry(chosen if heartbeat is None else chosen.model_copy(update={"heartbeat_interval": heartbeat}))
-        try:
-            await test(registry)
-        finally:
-            await registry.close()
+        with patch("tsx_runtime.core.models.model.HEARTBEAT_INTERVAL_S", heartbeat):
+            registry = Registry(Settings(**settings))
+            try:
+                await test(registry)
+            finally:
+                await registry.close()
 
     asyncio.run(main())
 

@@ -31,7 +31,6 @@ OF_HANDLERS = {
     "image_classifier": "image",
     "image_segmenter": "image",
     "object_detector": "image",
-    "dali_image_classifier": "image",
     "text_classifier": "text",
     GENERATION_HANDLER: "chat",
 }

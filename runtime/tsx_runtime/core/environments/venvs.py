@@ -29,6 +29,7 @@ from tsx_runtime.core.environments.pip import OPTIONS, PipFailed, Runs, environm
 from tsx_runtime.core.environments.requirements import BadRequirements, Requirements, read_requirements
 from tsx_runtime.errors import InvalidModel
 
+MAX_UNUSED_BYTES = 32 << 30  # of environments
 MOST_UNUSED = 64  # environments, however small
 BUILDERS = 4  # at once; more wait for their turn
 SCHEME = 1  # of the layout of an environment; a new number recreates all of them
@@ -61,11 +62,11 @@ class ModelEnvironment:
 class Environments:
     """Builds environments in threads and separate processes, so that the event loop never waits."""
 
-    def __init__(self, cache_dir: Path | None, *, timeout: float, size: int, age: float, hidden: Collection[str] = ()) -> None:
-        """`size`, `age`: bytes and seconds of environments that no version uses. `hidden`: variables that packages must not have."""
+    def __init__(self, cache_dir: Path | None, *, timeout: float, age: float, hidden: Collection[str] = ()) -> None:
+        """`age`: seconds for which environments are kept after their last use. `hidden`: variables that packages must not have."""
         self._cache_dir = cache_dir
         self._timeout = timeout
-        self._keep = CacheLimits(age, size, MOST_UNUSED)
+        self._keep = CacheLimits(age, MAX_UNUSED_BYTES, MOST_UNUSED)
         self._threads = ThreadPoolExecutor(BUILDERS, thread_name_prefix="tsx-environment")
         self._runs = Runs(hidden)
 

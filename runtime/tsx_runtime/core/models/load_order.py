@@ -67,11 +67,6 @@ def load_order(
         json_nan=settings.json_nan,
         guess_content_type=settings.guess_content_type,
         handler_error_status=settings.handler_error_status,
-        sequence_headers=[
-            settings.ts_header_key_sequence_id,
-            settings.ts_header_key_sequence_start,
-            settings.ts_header_key_sequence_end,
-        ],
     )
 
 

@@ -23,7 +23,7 @@ from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.placement.placement import WorkerPlacement, placement_of
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher
 from tsx_runtime.core.scheduling.job import Headers, Job
-from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
+from tsx_runtime.core.scheduling.sequence_dispatcher import SequenceDispatcher
 from tsx_runtime.core.scheduling.service_rate import retry_after
 from tsx_runtime.core.scheduling.strategies import entrance, make_dispatcher, queue_of
 from tsx_runtime.core.slo.attainment import SloReport
@@ -36,6 +36,8 @@ from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.shared.redaction import redacted
+
+HEARTBEAT_INTERVAL_S = 2  # between checks of a worker: whether it is stopped, silent or due for replacement
 
 logger = logging.getLogger("tsx.supervisor")
 
@@ -86,9 +88,6 @@ class ModelVersion:
         self._environment = environment
         self._closed = False
         self._wakes = False  # it has been scaled, and is not closed
-        self._names = HeaderNames(
-            settings.ts_header_key_sequence_id, settings.ts_header_key_sequence_start, settings.ts_header_key_sequence_end
-        )
         self.label = label = f'Model "{name}" [Version {version}]'
         self._dispatcher = self._make_dispatcher(chosen)
         self._dispatcher.response_timeout = chosen.response_timeout
@@ -105,7 +104,7 @@ class ModelVersion:
             chosen.startup_timeout,
             chosen.max_retry_timeout,
             chosen.recycling,
-            settings.heartbeat_interval,
+            HEARTBEAT_INTERVAL_S,
             settings.heartbeat_timeout,
             lambda worker: host.room(self, worker),
             must_load=order.must_load,
@@ -120,7 +119,7 @@ class ModelVersion:
     def _make_dispatcher(self, chosen: VersionPlan) -> Dispatcher:
         bounds = chosen.bounds
         if bounds.slo is None:
-            return make_dispatcher(self.label, chosen.limits, bounds, chosen.strategy, self._names, self.max_response_size)
+            return make_dispatcher(self.label, chosen.limits, bounds, chosen.strategy, self.max_response_size)
         points = self.measured.curve if self.measured is not None and self.measured.here else ()
         return SloDispatcher(self.label, chosen.limits, bounds, bounds.slo, points, queue_of(chosen.strategy), self._host.arbiter)
 

@@ -112,7 +112,6 @@ class Registry:
         self._environments = Environments(
             settings.cache_dir,
             timeout=settings.install_timeout,
-            size=settings.max_environments_size,
             age=settings.max_cache_age,
             hidden=self._starter.hidden,
         )

@@ -6,7 +6,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import Collection, Iterable
-from typing import NamedTuple
 
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
@@ -20,14 +19,6 @@ from tsx_runtime.errors import BadRequest, TsxError, Unavailable
 NOT_BEGUN = "Its sequence did not start: the client of its first request disconnected, or its deadline passed. Start a new sequence."
 
 
-class HeaderNames(NamedTuple):
-    """The names of the headers that assign a request to a sequence."""
-
-    id: str = "ts_request_sequence_id"
-    start: str = "ts_request_sequence_start"
-    end: str = "ts_request_sequence_end"
-
-
 class SequenceDispatcher(Dispatcher):
     """A worker that dies, or is scaled away, takes its sequences with it: the next request of each is refused with the reason.
 
@@ -36,10 +27,9 @@ class SequenceDispatcher(Dispatcher):
 
     joins = False  # whether requests join what a worker has under way
 
-    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, config: SequenceConfig, names: HeaderNames) -> None:
+    def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, config: SequenceConfig) -> None:
         super().__init__(label, limits, bounds)
         self.sequences: Sequences[Channel] = Sequences(config)
-        self._names = names
         self._given: set[Job] = set()  # whose sequence's id was generated here, and is sent to the client
         self._over = asyncio.Event()  # set when there may be no sequence any more
         self._leaving: dict[Channel, asyncio.Event] = {}  # they serve the sequences that they have, and no new one
@@ -49,7 +39,7 @@ class SequenceDispatcher(Dispatcher):
         return len(self.sequences)
 
     def submit(self, job: Job) -> None:
-        mark = read_mark(job.meta, self._names)
+        mark = read_mark(job.meta)
         if not self.accepting and not self.wake():
             self._reject(job, self._no_worker())
         elif len(mark.id) > LONGEST_REMEMBERED:
@@ -60,11 +50,11 @@ class SequenceDispatcher(Dispatcher):
             self._admit(job, mark)
 
     def has_sequence_of(self, job: Job) -> bool:
-        return self.sequences.knows(read_mark(job.meta, self._names).id)
+        return self.sequences.knows(read_mark(job.meta).id)
 
     def carries(self, job: Job) -> bool:
         """Whether it belongs to a sequence that is under way."""
-        return self.sequences.is_active(read_mark(job.meta, self._names).id)
+        return self.sequences.is_active(read_mark(job.meta).id)
 
     @property
     def unused(self) -> bool:
@@ -104,7 +94,7 @@ class SequenceDispatcher(Dispatcher):
 
     def on_reply(self, channel: Channel, sent: SentBatch, frame: wire.Frame) -> None:
         now = time.monotonic()
-        end = f"\r\n{self._names.end.lower()}: "
+        end = f"\r\n{wire.SEQUENCE_END}: "
         for job, (_, headers, _) in zip(sent.jobs, frame.items, strict=True):
             said = f"\r\n{str(headers, 'latin-1').lower()}" if headers else ""
             self._refuse_each(self.sequences.answered(job, now, last=end in said))
@@ -128,8 +118,8 @@ class SequenceDispatcher(Dispatcher):
         made_up = not mark.id  # as TorchServe does
         if made_up:
             mark = mark._replace(id=f"ts-seq-{uuid.uuid4()}")
-            start = "" if mark.start else f"{self._names.start}: true\r\n"
-            job.meta += f"{self._names.id}: {mark.id}\r\n{start}".encode("latin-1")
+            start = "" if mark.start else f"{wire.SEQUENCE_START}: true\r\n"
+            job.meta += f"{wire.SEQUENCE_ID}: {mark.id}\r\n{start}".encode("latin-1")
         why = self.sequences.admit(job, mark, now)
         if why is not None:
             self._reject(job, self._refusal(f"{why}."))
@@ -172,9 +162,9 @@ class SequenceDispatcher(Dispatcher):
         if job not in self._given:
             return headers
         self._given.discard(job)
-        if f"\r\n{self._names.id.lower()}: " in f"\r\n{str(headers, 'latin-1').lower()}":
+        if f"\r\n{wire.SEQUENCE_ID}: " in f"\r\n{str(headers, 'latin-1').lower()}":
             return headers
-        return bytes(headers) + f"{self._names.id}: {read_mark(job.meta, self._names).id}\r\n".encode("latin-1")
+        return bytes(headers) + f"{wire.SEQUENCE_ID}: {read_mark(job.meta).id}\r\n".encode("latin-1")
 
     def _refuse_each(self, refusals: Iterable[Refusal]) -> None:
         for job, why in refusals:
@@ -216,10 +206,10 @@ class JoiningSequenceDispatcher(SequenceDispatcher, JoiningDispatcher):
         return super().on_begun(job, headers)
 
 
-def read_mark(meta: wire.Buffer, names: HeaderNames) -> SequenceMark:
+def read_mark(meta: wire.Buffer) -> SequenceMark:
     """What a request's headers say of its sequence; an empty id where they name none."""
     headers = {name.lower(): value for name, value in wire.parse_header_block(wire.parse_request_meta(meta)[2])}
-    id = headers.get(names.id.lower(), "")
-    start = headers.get(names.start.lower(), "").lower() == "true"
-    end = headers.get(names.end.lower(), "").lower() == "true"
+    id = headers.get(wire.SEQUENCE_ID, "")
+    start = headers.get(wire.SEQUENCE_START, "").lower() == "true"
+    end = headers.get(wire.SEQUENCE_END, "").lower() == "true"
     return SequenceMark(id, start, end)

@@ -23,7 +23,7 @@ from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job
 from tsx_runtime.core.scheduling.queue import BatchLimits, RequestQueue
 from tsx_runtime.core.scheduling.rows.dispatcher import RowsDispatcher
-from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, JoiningSequenceDispatcher, SequenceDispatcher
+from tsx_runtime.core.scheduling.sequence_dispatcher import JoiningSequenceDispatcher, SequenceDispatcher
 from tsx_runtime.core.scheduling.sequences import SequenceConfig
 from tsx_runtime.errors import BadRequest
 
@@ -73,12 +73,10 @@ def _sequences(config: ModelConfig) -> SequenceConfig | None:
     )
 
 
-def make_dispatcher(
-    label: str, limits: BatchLimits, bounds: Bounds, chosen: Strategy, names: HeaderNames, max_response_size: int
-) -> Dispatcher:
+def make_dispatcher(label: str, limits: BatchLimits, bounds: Bounds, chosen: Strategy, max_response_size: int) -> Dispatcher:
     joins = chosen.mode != "batch"
     if chosen.sequences is not None:
-        return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.sequences, names)
+        return (JoiningSequenceDispatcher if joins else SequenceDispatcher)(label, limits, bounds, chosen.sequences)
     if joins:
         return JoiningDispatcher(label, limits, bounds)
     if chosen.split_rows:

@@ -19,6 +19,7 @@ from tsx_runtime.jobs.service import Jobs, make_store
 from tsx_runtime.jobs.store import JobRecord, JobTarget, StoredAnswer, StoredRequest
 from tsx_runtime.settings.schema import Settings
 
+WORKER_SHARE = 0.5  # share of the requests in a model's workers that may be asynchronous
 BEHIND = 1000  # by which its priority is below that of a request whose client waits
 
 
@@ -27,7 +28,7 @@ def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
     store = make_store(settings, registry.state.directory)
     if store is None:
         return None
-    jobs = Jobs(settings, store, RequestExecutor(registry, settings.jobs_share, settings.max_response_size, store.request))
+    jobs = Jobs(settings, store, RequestExecutor(registry, settings.max_response_size, store.request))
     registry.on_readiness.append(jobs.runner.changed)
     return jobs
 
@@ -35,10 +36,9 @@ def make_jobs(registry: Registry, settings: Settings) -> Jobs | None:
 class RequestExecutor:
     """A `JobExecutor` for the models of a registry."""
 
-    def __init__(self, registry: Registry, share: float, largest: int, load: Callable[[str], Awaitable[StoredRequest | None]]) -> None:
-        """`share`: of what a model's workers take at once; `largest`: bytes of the parts of a streamed answer, together."""
+    def __init__(self, registry: Registry, largest: int, load: Callable[[str], Awaitable[StoredRequest | None]]) -> None:
+        """`largest`: bytes of the parts of a streamed answer, together."""
         self._registry = registry
-        self._share = share
         self._largest = largest
         self._load = load
 
@@ -48,7 +48,7 @@ class RequestExecutor:
             found = self._registry.find(name, version or None)
         except TsxError:
             return 0 if self._registry.unloaded_of(name, version or None) else None
-        return math.ceil(max(len(found.workers), found.asleep) * max(1, found.batch_size) * self._share)
+        return math.ceil(max(len(found.workers), found.asleep) * max(1, found.batch_size) * WORKER_SHARE)
 
     async def answer(self, job: JobRecord) -> StoredAnswer:
         if job.deadline is not None and not time.time() <= job.deadline < math.inf:  # NaN and infinity suit no timer

@@ -25,6 +25,7 @@ from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.lane import LaneApp, lane_of
 from tsx_runtime.http.fast_lane.pipelining import FRAMING_PER_BYTE, PipeliningProtocol
 from tsx_runtime.http.semantics.errors import form_of_meta
+from tsx_runtime.http.semantics.messages import MAX_HEADERS
 from tsx_runtime.http.turns import LARGE
 from tsx_runtime.wire import Buffer
 
@@ -172,10 +173,9 @@ class LimitedConnection(PipeliningProtocol):
         return True
 
     def _check_header_count(self, count: int) -> bool:
-        limit = self.lane.max_headers
-        if count > limit:
-            self._give_up(HeadTooLarge(f"The request has {count} headers; max_headers is {limit}."))
-        return count <= limit
+        if count > MAX_HEADERS:
+            self._give_up(HeadTooLarge(f"The request has {count} headers; the limit is {MAX_HEADERS}."))
+        return count <= MAX_HEADERS
 
     def _check_framing(self, size: int) -> None:
         if size > self.lane.max_head:

@@ -27,7 +27,7 @@ from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.fast_lane.body_routes import BodyRoute
 from tsx_runtime.http.semantics.deferred import is_stored
 from tsx_runtime.http.semantics.errors import as_openai, for_openai, form_of_path
-from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, PlatformHook
+from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, MAX_HEADERS, PlatformHook
 from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
 from tsx_runtime.http.semantics.urls import Target, find_target, is_form, resolve, with_headers
 from tsx_runtime.wire import OPENAI_META, V2_META
@@ -102,7 +102,6 @@ class Heads:
         guard: Guard | None,
         limit: int,
         max_head: int,
-        max_headers: int,
         *,
         traced: bool = False,
         platform: PlatformHook | None = None,
@@ -116,7 +115,6 @@ class Heads:
         self._guard = guard
         self._limit = limit  # bytes of a body
         self._max_head = max_head  # bytes
-        self._max_headers = max_headers
         self._traced = traced
         self._platform = platform
         registry.on_change.append(self._forget)
@@ -131,7 +129,7 @@ class Heads:
 
     def read(self, raw: bytes) -> Known:
         """`raw` ends with the empty line, and is not among the known."""
-        known = self._read(raw) if len(raw) <= self._max_head and raw.count(b"\n") <= self._max_headers + 2 else None
+        known = self._read(raw) if len(raw) <= self._max_head and raw.count(b"\n") <= MAX_HEADERS + 2 else None
         if len(raw) <= LONGEST:
             _remember(self.known, raw, known, evict=known is not None and not isinstance(known[1], RefusalRoute))
         return known

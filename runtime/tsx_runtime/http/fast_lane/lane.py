@@ -30,7 +30,6 @@ class LaneConfig(NamedTuple):
     bytes_in_flight: ByteBudget
     timeouts: Timeouts
     max_header_size: int
-    max_headers: int
     max_request_size: int
     cors: tuple[Pair, ...]
     missing: Callable[[str], ResourceNotFound | None]  # the answer to a path for which FastAPI has no route
@@ -63,7 +62,6 @@ class Lane:
                 config.guard,
                 config.max_request_size,
                 config.max_header_size,
-                config.max_headers,
                 traced=config.tracer is not None,
                 platform=config.platform,
                 missing=config.missing,
@@ -77,7 +75,6 @@ class Lane:
         self.timing_share = config.timing_share
         self.timeouts = config.timeouts
         self.max_head = config.max_header_size
-        self.max_headers = config.max_headers
         self.max_message_size = config.max_request_size  # of a WebSocket
         self.clock = Clock(cast("Collection[TimedConnection]", server_state.connections))
         self.turns = Turns(asyncio.get_running_loop())

@@ -36,7 +36,7 @@ async def _read(request: Request, limit: int) -> bytes:
     try:
         return await read_body(request.scope, request.receive, limit)
     except PayloadTooLarge as error:
-        text = f"A body of the management API may have {limit} bytes, the smaller of max_management_size and max_request_size. Send less."
+        text = f"A body of the management API may have at most {limit} bytes, the smaller of 1 MiB and max_request_size. Send less."
         raise PayloadTooLarge(text, more=error.more) from None
 
 

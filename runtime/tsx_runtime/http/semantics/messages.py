@@ -12,6 +12,8 @@ from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
 from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError
 from tsx_runtime.http.semantics.encodings import COMPRESSED, SENDER_MORE, decompress, window_of
 
+MAX_HEADERS = 200  # of one request
+MAX_MANAGEMENT_BODY = 1 << 20  # bytes
 HEADER_NAMES = "tsx.header_names"  # in the scope: the names of its headers, in their order
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]

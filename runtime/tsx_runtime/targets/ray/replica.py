@@ -30,7 +30,7 @@ from tsx_runtime.http.semantics.messages import Message, Scope, request_id_of, s
 from tsx_runtime.metrics.collection import reader
 from tsx_runtime.metrics.gpu import gpu_processes
 from tsx_runtime.metrics.torchserve_log import feed_once, metric_tasks
-from tsx_runtime.plugins.api import Sample
+from tsx_runtime.plugins.api import PUSH_INTERVAL_S, Sample
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.image.environment import DEFAULTS
@@ -131,7 +131,7 @@ class ModelReplica:
         held.push_async_callback(self._grpc.close)
         await held.enter_async_context(metric_tasks(registry, counts, system, settings))
         pushing = partial(feed_once, "ray", RayMetrics(), reader(registry, counts, system))
-        works = repeat(1.0, registry.cores.share), repeat(LOOK, registry.elastic.look), repeat(settings.metrics_push_interval, pushing)
+        works = repeat(1.0, registry.cores.share), repeat(LOOK, registry.elastic.look), repeat(PUSH_INTERVAL_S, pushing)
         await held.enter_async_context(running("cores are not shared again, or Ray gets no metrics,", *works))
 
     async def http(self, scope: Scope, body: bytes, model: str) -> AsyncGenerator[Messages, None]:

@@ -27,7 +27,18 @@ from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, Resou
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.routes.responses import read_object
 from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, raw_path, read_body, rest_of, send_whole
+from tsx_runtime.http.semantics.messages import (
+    MAX_MANAGEMENT_BODY,
+    ClientGone,
+    Receive,
+    Scope,
+    Send,
+    as_sent,
+    raw_path,
+    read_body,
+    rest_of,
+    send_whole,
+)
 from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
 from tsx_runtime.targets.sagemaker import rows
 from tsx_runtime.targets.sagemaker.batch_transform import (
@@ -295,7 +306,7 @@ class MultiModel(SageMakerApp):
 
     async def _manage(self, method: str, name: str | None, scope: Scope, receive: Receive) -> dict[str, Any]:
         if method == "POST" and name is None:
-            most = min(self.predictions.limit, self.registry.settings.max_management_size)
+            most = min(self.predictions.limit, MAX_MANAGEMENT_BODY)
             given = await read_object(Request(scope, receive), most, '{"model_name": "NAME", "url": "DIRECTORY"}')
             return _shown(await self._models.load(str(given.get("model_name") or ""), str(given.get("url") or "")))
         if method == "GET" and name is None:

@@ -275,7 +275,7 @@ async def _answer(
                 options.on_answering()
                 failure = await _failure_to_load(hosted, models, stopping)
             if handover.is_taken:
-                await servers.leave()
+                servers.leave()
                 handover.confirm()
                 logger.info("replaced by another server: a connection ends with its next answer, within %d s", settings.drain_timeout)
             else:
@@ -294,7 +294,6 @@ async def _answer(
             if handover.is_awaited:
                 stopping.replaced.set()
     finally:
-        await servers.close()
         if jobs is not None:
             await jobs.close()
         for app in apps:

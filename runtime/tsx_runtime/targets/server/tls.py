@@ -33,9 +33,6 @@ def tls_context(settings: Settings) -> ssl.SSLContext | None:
         given = [name for name in ("certificate_file", "private_key_file", "keystore") if getattr(settings, name)]
         if given and not settings.enable_grpc_ssl:
             logger.warning("no address begins with https://, so nothing is encrypted, although %s", f"{' and '.join(given)} were given")
-        if settings.frontends > 1:
-            text = "frontends = %d has no effect, because no address begins with https://: use such an address, or remove the setting"
-            logger.warning(text, settings.frontends)
         return None
     if _from_keystore(settings):
         assert settings.keystore is not None

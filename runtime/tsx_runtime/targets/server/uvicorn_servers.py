@@ -16,7 +16,6 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.fast_lane.uvicorn_compat import http_protocol
 from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.frontends.relays import Relays
 from tsx_runtime.targets.server.grpc_listeners import Port
 from tsx_runtime.targets.server.listeners import BACKLOG, Listener
 from tsx_runtime.targets.server.tls_transport import TlsListener
@@ -39,11 +38,8 @@ class ServerGroup:
         """`apps` has one app for each listener."""
         limited = [app.clients is not None for app in apps]
         protocols = {each: http_protocol(limited=each) for each in set(limited)}  # once: it may have a warning to log
-        https = [listener for listener in listeners if listener.address.scheme == "https"]
-        self._relays = Relays(settings, https) if settings.frontends > 1 and https else None
         self._servers = [
-            _Server(app, protocols[app.clients is not None], settings, listener, tls, self._relays)
-            for app, listener in zip(apps, listeners, strict=True)
+            _Server(app, protocols[app.clients is not None], settings, listener, tls) for app, listener in zip(apps, listeners, strict=True)
         ]
         self._ports = ports
         self._running: dict[_Server, asyncio.Task[None]] = {}
@@ -59,15 +55,14 @@ class ServerGroup:
         self._running = {server: asyncio.create_task(server.serve()) for server in self._servers}
         for server, task in self._running.items():
             await _listening(server.up, task)
-        if self._relays is not None:
-            await self._relays.start()
         for port in self._ports:
             await port.server.start()
 
-    async def leave(self) -> None:
+    def leave(self) -> None:
         """Accept no more connections: another server has the sockets. Those that are there may send one more request."""
         self._leaving = True
-        await asyncio.gather(*(server.leave() for server in self._running))
+        for server in self._running:
+            server.leave()
 
     async def stop(self, registry: Registry, hurry: asyncio.Event, seconds: float) -> None:
         """Refuse new connections. Accepted requests are answered within `seconds`, or until `hurry` is set; then they are refused.
@@ -80,10 +75,6 @@ class ServerGroup:
         calls = [port.server.stop(seconds + LAST_WORDS) for port in self._ports]
         await self._drain([*self._end(predicting), *calls], registry, hurry, seconds)
         await self._drain(self._end(others), registry, hurry, max(0.0, end - time.monotonic()))
-
-    async def close(self) -> None:
-        if self._relays is not None:
-            await self._relays.close()
 
     def _end(self, servers: Sequence[_Server]) -> list[Awaitable[None]]:
         for server in servers:
@@ -130,35 +121,25 @@ def _uvicorn_config(app: Any, http: Any, settings: Settings) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """uvicorn's server, without its signal handlers and its way to listen: signals are `server.py`'s, sockets `listeners.py`'s."""
 
-    def __init__(
-        self, app: Any, http: Any, settings: Settings, listener: Listener, tls: ssl.SSLContext | None, relays: Relays | None
-    ) -> None:
+    def __init__(self, app: Any, http: Any, settings: Settings, listener: Listener, tls: ssl.SSLContext | None) -> None:
         super().__init__(_uvicorn_config(app, http, settings))
         self.app = app
         self.listener = listener
         self.up = asyncio.Event()
-        self._tls = tls if listener.address.scheme == "https" else None
-        self._handshake_timeout = settings.header_timeout
-        self._relays = relays if self._tls is not None else None
         self._accept: Callable[[], asyncio.BaseProtocol] = self._connection
-        if self._tls is not None:
-            self._accept = TlsListener(self._tls, self._connection, self._handshake_timeout)
+        if tls is not None and listener.address.scheme == "https":
+            self._accept = TlsListener(tls, self._connection, settings.header_timeout)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        if self._relays is not None:
-            self._relays.serve(self.listener, self._connection)
-        else:
-            server = await asyncio.get_running_loop().create_server(self._accept, sock=self.listener.sock, backlog=BACKLOG)
-            self.servers.append(server)
+        server = await asyncio.get_running_loop().create_server(self._accept, sock=self.listener.sock, backlog=BACKLOG)
+        self.servers.append(server)
         self.up.set()
 
-    async def leave(self) -> None:
+    def leave(self) -> None:
         self.listener.hand_over()
         for server in self.servers:
             server.close()
-        if self._relays is not None:
-            await self._relays.stop(self.listener)
         self.end_connections(after_next=True)
 
     async def end(self, running: Awaitable[None]) -> None:
@@ -172,8 +153,6 @@ class _Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         with contextlib.closing(self.listener.sock.dup()) as listening:
             listening.setblocking(False)
-            if self._relays is not None:
-                await self._relays.stop(self.listener)
             for server in self.servers:
                 server.close()
             await asyncio.sleep(0)  # uvloop closes its descriptor at the end of a turn

@@ -8,7 +8,6 @@ shows each thread its own batch.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tsx_runtime.shared.content_types import looks_like
-from tsx_runtime.wire import NODE_HEADER, Buffer, parse_header_block, parse_request_meta
+from tsx_runtime.wire import NODE_HEADER, SEQUENCE_END, SEQUENCE_ID, SEQUENCE_START, Buffer, parse_header_block, parse_request_meta
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 SendPiece = Callable[[int, Buffer, Buffer], None]  # position in the handler's data, header block, body
@@ -193,9 +192,9 @@ class Context:
         self.model_yaml_config = {} if model_yaml_config is None else model_yaml_config  # the whole of model-config.yaml
         self.stopping_criteria: Any = None  # with continuous batching, a list: whether what was returned for a request ends its answer
         self.cl_socket: Any = None
-        self.header_key_sequence_id = os.environ.get("TS_REQUEST_SEQUENCE_ID", "ts_request_sequence_id")
-        self.header_key_sequence_start = os.environ.get("TS_REQUEST_SEQUENCE_START", "ts_request_sequence_start")
-        self.header_key_sequence_end = os.environ.get("TS_REQUEST_SEQUENCE_END", "ts_request_sequence_end")
+        self.header_key_sequence_id = SEQUENCE_ID
+        self.header_key_sequence_start = SEQUENCE_START
+        self.header_key_sequence_end = SEQUENCE_END
         self._late: str | None = None  # the request whose late part was logged last
         self._elsewhere: dict[int, BatchState] = {}  # the state for threads that work on another batch, or on a part of one
         self.begin([])

@@ -29,7 +29,6 @@ logger = logging.getLogger("tsx.worker")
 
 BUILTIN = {
     "base_handler": "tsx_runtime.worker.handlers.base:BaseHandler",
-    "dali_image_classifier": "tsx_runtime.worker.handlers.dali:DALIImageClassifier",
     "huggingface": "tsx_runtime.worker.handlers.huggingface.handler:HuggingFaceHandler",
     "huggingface_generation": "tsx_runtime.worker.handlers.huggingface.generation:HuggingFaceGeneration",
     "image_classifier": "tsx_runtime.worker.handlers.image_classifier:ImageClassifier",
@@ -44,6 +43,7 @@ LAYOUTS = {"sagemaker_toolkit": "tsx_runtime.worker.handlers.sagemaker.toolkit:T
 DEFAULT_HANDLER = "base_handler"
 ELSEWHERE = {  # TorchServe's other built-in handlers: what to do instead
     "vllm_handler": "serve the model with `tsx serve DIRECTORY`; `huggingface: {engine: vllm}` in model-config.yaml has vLLM run it.",
+    "dali_image_classifier": "derive from `ImageClassifier`, and run the DALI pipeline in `preprocess`.",
     "trt_llm_handler": "a language model compiled by TensorRT-LLM is served best by `trtllm-serve`, which has the same OpenAI routes.",
 }
 
@@ -161,8 +161,7 @@ def _find_installed(name: str) -> str | None:
     if not all(part.isidentifier() for part in dotted.split(".")):
         return None
     try:
-        name = own_modules.spelled(dotted)
-        return name if importlib.util.find_spec(name) is not None else None
+        return dotted if importlib.util.find_spec(dotted) is not None else None
     except (ImportError, ValueError):  # a parent that does not import, or __main__
         return None
 

@@ -19,7 +19,6 @@ from typing import NoReturn
 NAMES: dict[str, dict[str, str]] = {
     "ts": {"tsx_runtime.version": "__version__=TORCHSERVE_VERSION"},
     "ts.context": {"tsx_runtime.worker.handler_api.context": "Context RequestProcessor"},
-    "ts.handler_utils.distributed.deepspeed": {"tsx_runtime.worker.handlers.deepspeed": "get_ds_engine"},
     "ts.handler_utils.hf_batch_streamer": {"tsx_runtime.worker.codecs.text_streamer": "TextIteratorStreamerBatch"},
     "ts.handler_utils.micro_batching": {
         "tsx_runtime.worker.execution.micro_batching": "HANDLER_METHODS=STAGES MicroBatching",
@@ -54,13 +53,10 @@ NAMES: dict[str, dict[str, str]] = {
             "IPEX_AVAILABLE ONNX_AVAILABLE PROFILER_AVAILABLE PT230_AVAILABLE PT2_AVAILABLE XLA_AVAILABLE"
         ),
     },
-    "ts.torch_handler.dali_handler": {"tsx_runtime.worker.handlers.dali": "DALIHandler"},
-    "ts.torch_handler.dali_image_classifier": {"tsx_runtime.worker.handlers.dali": "DALIHandler DALIImageClassifier"},
     "ts.torch_handler.densenet_handler": {
         "tsx_runtime.worker.handlers.base": "DenseNetHandler=BaseHandler",
         "tsx_runtime.worker.handler_api.loader": "list_classes_from_module=classes_of",
     },
-    "ts.torch_handler.distributed.base_deepspeed_handler": {"tsx_runtime.worker.handlers.deepspeed": "BaseDeepSpeedHandler"},
     "ts.torch_handler.image_classifier": {"tsx_runtime.worker.handlers.image_classifier": "ImageClassifier"},
     "ts.torch_handler.image_segmenter": {"tsx_runtime.worker.handlers.image_segmenter": "ImageSegmenter"},
     "ts.torch_handler.object_detector": {"tsx_runtime.worker.handlers.object_detector": "ObjectDetector"},
@@ -91,13 +87,17 @@ NAMES: dict[str, dict[str, str]] = {
 HINTS = {
     "use the command `torchserve` or `ts.launcher.start`": "ts.arg_parser ts.model_server",
     "declare `async def handle` and set `asyncCommunication: true`": "ts.async_service",
-    "`get_ds_engine` lists the files of `model_path`": "ts.handler_utils.distributed.deepspeed.create_checkpoints_json",
+    "derive from BaseHandler, and call deepspeed.init_inference in `initialize`": (
+        "ts.handler_utils.distributed.deepspeed ts.torch_handler.distributed.base_deepspeed_handler"
+    ),
     (
         "PiPPy is discontinued and does not run on torch 2.6; split the model with "
         "torch.distributed.pipelining, or distribute its layers with accelerate's `device_map`"
     ): "ts.handler_utils.distributed.pt_pippy ts.torch_handler.distributed.base_pippy_handler",
     "MicroBatching has its own threads": "ts.handler_utils.micro_batching.WorkerThread ts.handler_utils.micro_batching.execute_call",
-    "derive from ts.torch_handler.dali_image_classifier.DALIHandler": "ts.handler_utils.preprocess",
+    "derive from ts.torch_handler.image_classifier.ImageClassifier, and run the DALI pipeline in `preprocess`": (
+        "ts.handler_utils.preprocess ts.torch_handler.dali_handler ts.torch_handler.dali_image_classifier"
+    ),
     "use `TextHandler._tokenize`": "ts.handler_utils.text_utils.get_tokenizer",
     "`ts.launcher.start` returns a queue of the server's lines": "ts.launcher.PrintTillTheEnd ts.launcher.Tee",
     "use `tsx serve DIRECTORY` or `tsx serve hf://ORG/MODEL`": "ts.llm_launcher",
@@ -127,6 +127,7 @@ EXCLUDED = {
 }
 INSTEAD = {name: hint for hint, names in HINTS.items() for name in names.split()}
 PACKAGES = {package for name in NAMES for package in accumulate(name.split(".")[:-1], "{}.{}".format)}
+PACKAGES |= {"ts.handler_utils.distributed", "ts.torch_handler.distributed"}  # all of their modules are in HINTS
 
 
 class ShimFinder(MetaPathFinder, Loader):

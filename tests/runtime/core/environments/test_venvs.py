@@ -200,7 +200,7 @@ def test_the_key_is_of_all_that_decides_what_is_installed(tmp_path, monkeypatch)
 
 def test_environments_that_nobody_uses_make_room_for_others(tmp_path):
     async def main():
-        environments = Environments(tmp_path / "cache", timeout=60, size=0, age=0)
+        environments = Environments(tmp_path / "cache", timeout=60, age=0)
         try:
             for name in ("a", "b"):
                 directory = model(tmp_path / name, "iniconfig==99.0\n", config=f"n: {name}\n")

@@ -334,7 +334,7 @@ def test_nothing_of_an_isolated_worker_outlives_it(tmp_path):
         await until(lambda: not scratch.exists())
         assert Path(await ask(version, HONEST["home"])) != scratch
 
-    with_registry(test, worker_preload=False, isolation="on", cache_dir=tmp_path / "cache", heartbeat_interval=1)
+    with_registry(test, worker_preload=False, isolation="on", cache_dir=tmp_path / "cache")
 
 
 def test_a_description_says_what_holds(tmp_path):

@@ -11,13 +11,13 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import BatchLimits
-from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
+from tsx_runtime.core.scheduling.sequence_dispatcher import SequenceDispatcher
 from tsx_runtime.core.scheduling.sequences import SequenceConfig
 from tsx_runtime.errors import DeadlinePassed
 
 
 async def serving() -> tuple[SequenceDispatcher, Channel, Peer]:
-    dispatcher = SequenceDispatcher('Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4), HeaderNames())
+    dispatcher = SequenceDispatcher('Model "m" [Version 1.0]', BatchLimits(4), Bounds(), SequenceConfig(60.0, most=4))
     dispatcher.accept(True)
     return dispatcher, *await add_worker(dispatcher)
 

@@ -14,7 +14,7 @@ from tests.runtime.core.scheduling.test_batching import FakeJob, FakeWorker
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.job import WaitingJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
-from tsx_runtime.core.scheduling.sequence_dispatcher import HeaderNames, SequenceDispatcher
+from tsx_runtime.core.scheduling.sequence_dispatcher import SequenceDispatcher
 from tsx_runtime.core.scheduling.sequences import SequenceConfig, SequenceMark, Sequences
 from tsx_runtime.errors import ClientLeft, Unavailable
 
@@ -346,7 +346,7 @@ def test_sequences_that_ended_leave_nothing_behind() -> None:
 
 def test_who_follows_a_request_that_left_before_it_began_its_sequence_is_notified_so() -> None:
     async def main() -> None:
-        dispatcher = SequenceDispatcher("m", LIMITS, Bounds(), TERMS, HeaderNames())
+        dispatcher = SequenceDispatcher("m", LIMITS, Bounds(), TERMS)
         dispatcher.accept(True)
         jobs = [WaitingJob(b"id\r\n\r\nts_request_sequence_id: a\r\n", b"", 0.0) for _ in range(2)]
         for job in jobs:

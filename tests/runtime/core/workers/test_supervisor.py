@@ -460,7 +460,7 @@ def test_exits_are_reported_in_words():
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or os.cpu_count() == 1, reason="needs two cores and Linux")
 def test_pinned_workers_keep_to_their_cores_and_are_replaced_when_these_change(tmp_path):
-    pinned = Settings(cpu_launcher_enable=True, cpu_launcher_args="--use-logical-core", heartbeat_interval=1)
+    pinned = Settings(cpu_launcher_enable=True, cpu_launcher_args="--use-logical-core")
 
     async def main():
         first, *_ = have = sorted(os.sched_getaffinity(0))

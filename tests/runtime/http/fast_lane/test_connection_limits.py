@@ -18,7 +18,7 @@ PING = b"GET /ping HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 @pytest.fixture(scope="module")
 def impatient(start_server):
     """All that can wait waits for a second."""
-    with start_server(header_timeout=1, body_timeout=1, keep_alive_timeout=1, body_min_rate=1000, max_header_size=2000) as server:
+    with start_server(header_timeout=1, body_timeout=1, keep_alive_timeout=1, max_header_size=2000) as server:
         server.register("talker.mar", initial_workers=1)
         yield server
 
@@ -114,7 +114,7 @@ def test_who_sends_all_of_a_body_over_the_limit_before_reading_gets_the_refusal(
 
 
 def test_a_body_that_goes_on_may_take_its_time(connect):
-    """A second for each body_min_rate bytes is what body_timeout leaves to a slow line."""
+    """A second for each 16 KiB is what body_timeout leaves to a slow line."""
     connection = connect()
     connection.send(PREDICT + b"Content-Length: 60001\r\n\r\n" + b"x" * 60_000)
     other = connect()

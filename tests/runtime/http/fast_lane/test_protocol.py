@@ -98,7 +98,7 @@ def make_heads(
         return versions[name]
 
     registry: Any = SimpleNamespace(route=route, on_change=[], models=versions, hidden_headers=HiddenHeaders(Settings()))
-    return Heads(registry, guard, limit, 64 << 10, 200, missing=missing), versions, registry
+    return Heads(registry, guard, limit, 64 << 10, missing=missing), versions, registry
 
 
 def test_a_head_is_read_once() -> None:
@@ -461,7 +461,8 @@ def test_a_body_must_come_at_a_rate_however_steadily_it_comes(each: int, rate: i
     """After 3 s, which each may take, and the time that what came takes at that rate."""
 
     async def main() -> None:
-        app = ServerApp("slow", ResponseCounts(), Settings.model_validate({"body_timeout": 3, "body_min_rate": rate}))
+        app = ServerApp("slow", ResponseCounts(), Settings(body_timeout=3))
+        app.timeouts = app.timeouts._replace(body_rate=rate)
         connection, transport = FastLane(uvicorn.Config(app, lifespan="off", log_config=None), ServerState(), {}), Written()
         connection.connection_made(transport)
         connection.data_received(b"POST /nowhere HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")

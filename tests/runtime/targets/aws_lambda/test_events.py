@@ -27,12 +27,12 @@ from tsx_runtime.targets.aws_lambda.runtime_client import Poller
 
 
 def test_a_variable_of_the_function_and_a_file_in_its_image_go_before_the_platforms_defaults(tmp_path: Path) -> None:
-    (tmp_path / "tsx.toml").write_text('heartbeat_interval = 5\ncache_dir = "/elsewhere"\n')
+    (tmp_path / "tsx.toml").write_text('max_header_size = 5000\ncache_dir = "/elsewhere"\n')
     env = {"TSX_CACHE_DIR": "/mnt/cache", "TSX_LAMBDA_BASE_PATH": "api/", "TSX_MODEL_DIR": "/srv", "TSX_CONFIG": str(tmp_path / "tsx.toml")}
     said = read_environment(env)
     settings = Function(said, env)._settings
     assert (settings.cache_dir, settings.state_dir) == (Path("/mnt/cache"), Path("/tmp/tsx/state"))
-    assert (settings.heartbeat_interval, settings.heartbeat_timeout) == (5, 0)
+    assert (settings.max_header_size, settings.heartbeat_timeout) == (5000, 0)
     assert said.own.base_path == "/api"
     assert said.order["max_batch_delay"] == 0
 

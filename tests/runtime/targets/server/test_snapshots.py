@@ -153,7 +153,7 @@ def test_what_cannot_be_loaded_stays_written_until_it_is_unregistered(tmp_path: 
         assert registry.find("noop").version == "1.0"
         assert written(place) == all_of_them
         assert sorted(model.model_name for model in not_ready(registry)) == ["other", "third"]
-        executor = RequestExecutor(registry, 1.0, 1, unread)
+        executor = RequestExecutor(registry, 1, unread)
         assert [executor.places(target) for target in (("other", ""), ("noop", "2.0"), ("noop", "3.0"), ("none", ""))] == [0, 0, None, None]
         with pytest.raises(ModelNotFound, match=r"version 1\.0 could not be loaded at the start"):
             await ManagementService(registry).describe("other", None, customized=False)

@@ -44,11 +44,6 @@ def test_without_an_https_address_there_is_none_and_a_pair_that_does_nothing_is_
     assert "nothing is encrypted" in caplog.text
 
 
-def test_frontends_without_an_https_address_are_reported(caplog: pytest.LogCaptureFixture) -> None:
-    assert tls_context(Settings(frontends=3)) is None
-    assert "frontends = 3 has no effect, because no address begins with https://: use such an address, or remove" in caplog.text
-
-
 def test_an_https_address_needs_both_files_and_the_error_makes_them(pair: Pair) -> None:
     assert "management_address is https://127.0.0.1:8443, so certificate_file and private_key_file must be set" in refusal(None, None)
     message = refusal(pair.certificate, None)

@@ -62,10 +62,8 @@ def test_the_parts_of_a_form_tell_their_content_types_among_the_headers(context:
     assert context.get_request_header(1, "data") == {"content-type": "image/png"}
 
 
-def test_the_sequence_id_is_read_from_its_header(context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sequence_id_is_read_from_its_header(context: Context) -> None:
     assert context.get_sequence_id(1) == "seq-7"
-    monkeypatch.setenv("TS_REQUEST_SEQUENCE_ID", "x-user")
-    assert make_context().get_sequence_id(0) == "bob"
 
 
 def test_status_headers_and_content_type_belong_to_one_request(context: Context) -> None:

@@ -68,7 +68,10 @@ def test_of_several_classes_the_only_one_that_handles_and_initialises_is_meant(s
     assert start_worker(CLASS + helpers).ask(b"")[0].body == b"m"
 
 
-@pytest.mark.parametrize(("name", "instead"), [("vllm_handler", "tsx serve DIRECTORY"), ("trt_llm_handler", "OpenAI routes")])
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("dali_image_classifier", "the DALI pipeline"), ("vllm_handler", "tsx serve DIRECTORY"), ("trt_llm_handler", "OpenAI routes")],
+)
 def test_a_handler_of_torchserves_that_is_not_carried_says_what_to_do_instead(start_worker: StartWorker, name: str, instead: str) -> None:
     worker = start_worker(handler=name)
     assert not worker.loaded

@@ -1,39 +1,42 @@
-"""An archive's modules beside the server's: a handler finds its own, and nobody else finds them in place of another module."""
+"""An archive's modules beside the server's: a handler finds its own, and the log names those that clash with others."""
 
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
+
+import pytest
 
 from tests.runtime.worker.conftest import StartWorker
+from tsx_runtime.worker.handler_api.modules import OwnModules
 
 HOSTILE = "raise AssertionError('the archive took the place of a module of the server')\n"
 WHO = "WHO = 'the archive'\n"
 
 
-def test_a_module_of_the_archive_takes_no_other_modules_place(start_worker: StartWorker) -> None:
-    """Neither of what is imported already nor of what the server, or a library, imports later."""
+def test_a_module_that_the_server_has_imported_keeps_its_meaning(start_worker: StartWorker) -> None:
     taken = ("json", "logging", "yaml", "torch", "typing", "numpy", "traceback")
     worker = start_worker(
         """
-        import pkgutil, sys, utils
-        import json, logging, typing, torch
+        import sys, utils
+        import json, logging, typing, torch, yaml.nodes
         def handle(data, context):
             if data is not None:
-                theirs = [pkgutil.resolve_name(name).__file__ for name in ("mailbox", "rlcompleter", "yaml.nodes")]
-                return [{"theirs": theirs, "utils": utils.WHO, "named": sys.modules["utils"] is utils}]
+                return [{"theirs": yaml.nodes.__file__, "utils": utils.WHO, "named": sys.modules["utils"] is utils}]
         """,
-        files={f"{name}.py": HOSTILE for name in taken} | {"mailbox.py": HOSTILE, "rlcompleter.py": HOSTILE, "utils.py": WHO},
+        files={f"{name}.py": HOSTILE for name in taken} | {"utils.py": WHO},
     )
     assert worker.loaded, worker.report
     answer = json.loads(worker.ask(b"")[0].body)
-    assert not any(str(worker.directory) in file for file in answer["theirs"])
+    assert str(worker.directory) not in answer["theirs"]
     assert (answer["utils"], answer["named"]) == ("the archive", True)
 
 
 def test_a_handler_and_its_helpers_get_the_archives_own_whenever_they_import_it(start_worker: StartWorker) -> None:
     worker = start_worker(
         """
-        import mailbox, helper, importlib, pkgutil
+        import mailbox, helper, importlib
         from tabnanny.part import SIZE
         import tabnanny.part as part
         def handle(data, context):
@@ -41,8 +44,7 @@ def test_a_handler_and_its_helpers_get_the_archives_own_whenever_they_import_it(
                 return None
             import rlcompleter
             found = [mailbox.WHO, helper.later(), rlcompleter.WHO, importlib.import_module("mailbox").WHO]
-            theirs = hasattr(pkgutil.resolve_name("mailbox"), "WHO")
-            return [{"found": found, "same": helper.mailbox is mailbox, "part": [SIZE, part.SIZE], "theirs": theirs}]
+            return [{"found": found, "same": helper.mailbox is mailbox, "part": [SIZE, part.SIZE]}]
         """,
         files={
             "helper.py": "import mailbox\ndef later():\n    from rlcompleter import WHO\n    return WHO\n",
@@ -54,7 +56,22 @@ def test_a_handler_and_its_helpers_get_the_archives_own_whenever_they_import_it(
     )
     assert worker.loaded, worker.report
     answer = json.loads(worker.ask(b"")[0].body)
-    assert answer == {"found": ["the archive"] * 4, "same": True, "part": [11, 11], "theirs": False}
+    assert answer == {"found": ["the archive"] * 4, "same": True, "part": [11, 11]}
+
+
+def test_modules_that_hide_installed_ones_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    for name in ("json", "mailbox", "sndhdr_of_nobody"):
+        (tmp_path / f"{name}.py").touch()
+    monkeypatch.delitem(sys.modules, "mailbox", raising=False)
+    with caplog.at_level("INFO", "tsx.worker"):
+        OwnModules().enter(tmp_path)
+    assert caplog.messages == [
+        "imports of json load the server's modules, not the archive's modules of the same names",
+        "the archive's modules mailbox hide installed modules of the same names: rename them if a library needs those",
+    ]
 
 
 def test_a_handler_may_be_called_as_a_module_that_others_need(start_worker: StartWorker) -> None:

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 import threading
 from pathlib import Path
 
@@ -27,7 +26,6 @@ ALSO = {  # Names that modules of TorchServe import, and users import from there
     "ts": ["__version__"],
     "ts.protocol.otf_message_handler": ["send_intermediate_predict_response"],
     "ts.service": ["PredictionException"],
-    "ts.torch_handler.dali_image_classifier": ["DALIHandler"],
     "ts.torch_handler.text_handler": ["CLEANUP_REGEX"],
     "ts.torch_handler.unit_tests.test_utils.mock_context": ["MockContext"],
     "ts.torch_handler.unit_tests.test_utils.model_dir": ["copy_files", "download_model"],
@@ -193,44 +191,3 @@ def test_a_model_for_a_unit_test_is_downloaded_as_model_pt(tmp_path: Path) -> No
     assert (tmp_path / "copy.pth").read_bytes() == b"/models/other.pth"
     with pytest.raises(ValueError, match="no http or https address"):
         download_model("file:///etc/hosts", tmp_path)
-
-
-DEEPSPEED = """
-import json
-
-def init_inference(model, config):
-    checkpoint = config.get("checkpoint", "")
-    shown = checkpoint if isinstance(checkpoint, dict) else checkpoint.rpartition("/")[2]
-    return lambda x: json.dumps([model(x), config["dtype"], config.get("base_dir"), shown])
-"""
-
-
-def test_deepspeed_gets_the_model_and_what_the_archive_says(start_worker: StartWorker, tmp_path: Path) -> None:
-    source = """
-        from ts.handler_utils.distributed.deepspeed import get_ds_engine
-        from ts.torch_handler.distributed.base_deepspeed_handler import BaseDeepSpeedHandler
-        class Big(BaseDeepSpeedHandler):
-            def initialize(self, ctx):
-                super().initialize(ctx)
-                self.model = get_ds_engine(lambda x: x + 1, ctx)
-            def handle(self, data, context):
-                return [self.model(1) for _ in data]
-    """
-    files: dict[str, str | bytes] = {"ds.json": '{"dtype": "fp16"}', "weights.json": "{}"}  # the double speaks DeepSpeed's documented call
-    config = {"deepspeed": {"config": "ds.json", "checkpoint": "weights.json"}}
-    worker = start_worker(source, files={**files, "deepspeed.py": DEEPSPEED}, model_config=config)
-    assert worker.loaded, worker.report
-    assert json.loads(worker.ask(b"")[0].body) == [2, "fp16", None, "weights.json"]
-    (tmp_path / "parts").mkdir()
-    for file in ("a.bin", "parts/b.bin", "config.json"):
-        (tmp_path / file).touch()
-    checkpoint = {"deepspeed": {"config": "ds.json", "checkpoint": "made.json"}, "handler": {"model_path": str(tmp_path)}}
-    worker = start_worker(source, files={**files, "deepspeed.py": DEEPSPEED}, model_config=checkpoint)
-    *_, base_dir, listed = json.loads(worker.ask(b"")[0].body)
-    assert sorted(listed.pop("checkpoints")) == [str(tmp_path / "a.bin"), str(tmp_path / "parts" / "b.bin")]
-    assert (base_dir, listed) == (str(tmp_path), {"type": "ds_model", "version": 1.0})
-    outside = {"deepspeed": {"config": "ds.json", "checkpoint": "../../../../../../../../../etc/passwd"}}
-    assert "etc/passwd' is refused" in start_worker(source, files=files, model_config=outside).report["message"]
-    for wrong, said in (({}, "does not say"), ({"deepspeed": {"config": "no.json"}}, "no.json"), (config, "pip install deepspeed")):
-        worker = start_worker("import sys\nsys.modules['deepspeed'] = None\n" + textwrap.dedent(source), files=files, model_config=wrong)
-        assert said in worker.report["message"]

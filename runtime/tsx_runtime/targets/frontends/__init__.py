@@ -1,1 +1,0 @@
-"""Relays (`frontends`): processes that accept https connections, do their TLS, and pass their bytes on to the server."""
