@@ -1,4 +1,4 @@
-"""Writes the generated parts of the documentation: rooms, file trees, settings, the schema of a benchmark's results, infra/iam.
+"""Writes the generated parts of the documentation: rooms, floors, settings, the schema of a benchmark's results, infra/iam.
 
 Run it after a file or a setting is added, removed or changed. With --check it writes nothing and says whether a part is out of date.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import ast
 import json
 import re
+import runpy
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from tsx_archiver.metadata.model_limits import LIMITS
@@ -24,7 +25,6 @@ PACKAGES = [
     "cli/tsx_cli",
     "templates/tsx_templates",
 ]
-CLOSED = {"runtime/tsx_runtime/grpc/protos"}  # one line for all that is inside
 ELSEWHERE = {
     "packages": "Two more distributions: tsx-client, and the modules of TorchServe that users import",
     "examples": "digits and detector are small models, plugins has one plugin of each kind",
@@ -34,7 +34,6 @@ ELSEWHERE = {
     "benchmarks": "Speed, memory, overload and faults, measured side by side",
     "docs": "Guides and reference",
 }
-WIDTH = 42
 LONGEST = 104
 
 
@@ -54,27 +53,29 @@ def shortened(sentence: str) -> str:
     return sentence
 
 
-def line(depth: int, name: str, text: str, width: int = WIDTH) -> str:
-    return f"{'    ' * depth + name:{width}}{text}".rstrip() + "\n"
+def line(depth: int, name: str, text: str) -> str:
+    return f"{'    ' * depth + name:30}{text}".rstrip() + "\n"
 
 
-def tree_of(folder: Path, depth: int, name: str) -> Iterator[str]:
-    if not (folder / "__init__.py").is_file():
-        return
-    yield line(depth, f"{name}/", first_sentence(folder / "__init__.py"))
-    if folder.relative_to(ROOT).as_posix() in CLOSED:
-        return
-    for file in sorted(folder.glob("*.py")):
-        if file.name != "__init__.py":
-            yield line(depth + 1, file.name, first_sentence(file))
-    for inner in sorted(folder.iterdir()):
-        if inner.is_dir():
-            yield from tree_of(inner, depth + 1, inner.name)
+def floors() -> str:
+    """Return the packages from the top floor down, by the table of tests/test_architecture.py."""
+    may_import = runpy.run_path(str(ROOT / "tests" / "test_architecture.py"))["MAY_IMPORT"]
+    imports: dict[str, set[str]] = {}
+    for name, others in may_import.items():
+        room = _room(name)
+        imports.setdefault(room, set()).update(_room(other) for other in others if _room(other) != room)
+
+    @cache
+    def height(room: str) -> int:
+        return 1 + max((height(other) for other in imports[room]), default=0)
+
+    rows = [sorted(room for room in imports if height(room) == number) for number in range(max(map(height, imports)), 0, -1)]
+    return "".join(f"1. {', '.join(f'`{room}`' for room in row)}\n" for row in rows)
 
 
-def trees() -> str:
-    """A tree of all files for each package."""
-    return "\n".join(f"### {package}\n\n```\n{''.join(tree_of(ROOT / package, 0, package))}```\n" for package in PACKAGES)
+def _room(module: str) -> str:
+    package, _, rest = module.partition(".")
+    return f"{package}.{rest.partition('.')[0]}" if package == "tsx_runtime" else package
 
 
 def rooms() -> str:
@@ -86,7 +87,7 @@ def rooms() -> str:
             inits = sorted((ROOT / package).glob("*/__init__.py"))
             found += [(1, file.parent.name, first_sentence(file)) for file in inits]
     found += [(0, name, text) for name, text in ELSEWHERE.items()]
-    return "```\n" + "".join(line(depth, f"{name}/", text, 30) for depth, name, text in found) + "```\n"
+    return "```\n" + "".join(line(depth, f"{name}/", text) for depth, name, text in found) + "```\n"
 
 
 def settings_table() -> str:
@@ -129,7 +130,7 @@ def main() -> int:
                 whole.write_text(content, encoding="utf-8")
     for file, name, part in (
         (ROOT / "README.md", "rooms", rooms()),
-        (ROOT / "docs" / "architecture.md", "trees", trees()),
+        (ROOT / "docs" / "architecture.md", "floors", floors()),
         (ROOT / "docs" / "configuration.md", "settings", settings_table()),
         (ROOT / "docs" / "configuration.md", "limits", limits_table()),
     ):
