@@ -25,6 +25,7 @@ BOOSTS = {  # of a page's rank in the search: what looks up or records stands be
     "docs/torchserve*.md": 0.1,
     "docs/architecture.md": 0.05,
     "docs/data-plane.md": 0.05,
+    "docs/decisions/*": 0.05,
     "docs/bench/*": 0.1,
     "benchmarks/*": 0.01,
     "CHANGELOG.md": 0.1,
