@@ -29,7 +29,7 @@ from tsx_archiver.metadata.manifest import Manifest, parse_manifest
 from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config, missing_warm_up
 from tsx_archiver.metadata.modelfile import describe_model_stream
 from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, is_inside, normal, shown, similar_file, unnamed_archive_name
-from tsx_archiver.storage.cache import Cache, CacheEntry, as_cache
+from tsx_archiver.storage.cache import Cache, CacheEntry, as_cache, release
 from tsx_archiver.storage.copying import copy_plain
 from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.storage.locks import FileLock
@@ -46,7 +46,7 @@ class LockedDirectory:
 
     def close(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            release(self._lock)
             self._lock = None
 
     def __enter__(self: DirectoryT) -> DirectoryT:

@@ -209,7 +209,8 @@ def check_config(path: Path, warn: Warn | None = None) -> None:
     """Refuse a model-config.yaml whose keys or values are not used; with `warn`, only tell it."""
     problems = check_model_config(path)
     if problems and warn is None:
-        raise InvalidConfig(f"{path}: {'; '.join(problem.text for problem in problems)}. Correct it and pack again.")
+        text = f"{path}: {'; '.join(problem.text for problem in problems)}. Correct it and pack again."
+        raise InvalidConfig(text.replace("?. ", "? "))
     for problem in problems:
         if warn is not None:
             warn(f"{path}: {problem.text}")

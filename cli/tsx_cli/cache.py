@@ -16,6 +16,8 @@ from tsx_cli.common.output import human, print_result, print_table
 if TYPE_CHECKING:
     from tsx_archiver.storage.cache import Cache, CachedFiles
 
+KINDS = ("archives", "downloads", "environments")  # other directories of a cache_dir are the user's
+
 app = typer.Typer(add_completion=False)
 
 
@@ -54,11 +56,12 @@ def _place(config: Path | None) -> Path:
 
 
 def _stores(place: Path) -> Iterator[tuple[str, Cache]]:
-    """By what each holds: archives, environments."""
+    """Yield each kind of cache there with its name."""
     from tsx_archiver.storage.cache import Cache
 
-    for directory in sorted(place.glob("*/entries")):
-        yield directory.parent.name, Cache(place, kind=directory.parent.name)
+    for kind in KINDS:
+        if (place / kind / "entries").is_dir():
+            yield kind, Cache(place, kind=kind)
 
 
 def _described(kind: str, entry: CachedFiles) -> dict[str, Any]:

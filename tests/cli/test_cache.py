@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.models import make_model
 from tsx_archiver import open_archive
+from tsx_archiver.storage.cache import Cache
 
 
 def test_what_no_process_uses_is_listed_and_removed(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +41,18 @@ def test_what_no_process_uses_is_listed_and_removed(run: Callable[..., Any], tmp
         assert [each["model"] for each in json.loads(run("cache", "prune", "--json").out)["removed"]] == ["recent 1.0"]
         assert [each["model"] for each in json.loads(run("cache", "--json").out)["entries"]] == ["used 1.0"]
     assert run("cache", "prune", "--older-than", "soon").code == 2
+
+
+def test_directories_of_others_and_incomplete_entries_are_no_obstacle(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TSX_CACHE_DIR", str(tmp_path))
+    note = tmp_path / "diary" / "entries" / "monday" / "note.txt"
+    note.parent.mkdir(parents=True)
+    note.write_text("dear diary")
+    incomplete = Cache(tmp_path).root / "entries" / f"{'a' * 64}.0"
+    incomplete.mkdir()
+    assert "archive" in run("cache").out
+    assert run("cache", "prune").out.startswith("removed 1 entry, ")
+    assert not incomplete.exists()
+    assert list((tmp_path / "diary").rglob("*")) == [note.parent.parent, note.parent, note]

@@ -183,6 +183,7 @@ def test_of_a_workers_traceback_only_the_place_is_reported_unless_debugging() ->
     )
     assert WORKERS_TRACEBACK in reported(error, debug=True)[1]
     assert where("no frame at all") == ""
+    assert where('  File "/lib/loader.py", line 232, in _initialised\nTypeError: a line of ours explains nothing\n') == ""
 
 
 def test_of_a_model_that_does_not_load_all_lines_of_its_own_code_are_reported() -> None:

@@ -4,7 +4,7 @@ by a thread after an archive was opened.
     <cache>/archives/
         entries/<sha256>.<random>/    complete, and renamed into place whole
             files/                    the archive's members
-            complete.json             their sizes; its time is when the entry was last opened
+            complete.json             their sizes; its time is when the entry was last opened or closed
             lock                      held shared as long as someone uses the entry
         partial/<sha256>.<random>/    being made; the same inside, `lock` held by the maker
         building/<two digits>         held alone while an entry is looked up or made
@@ -97,7 +97,7 @@ class CachedFiles(NamedTuple):
 
     directory: Path
     size: int  # bytes
-    used: float  # seconds since 1970, when it was opened last
+    used: float  # seconds since 1970, when it was last opened or closed; 0 where that is unknown
     in_use: bool
 
 
@@ -179,7 +179,7 @@ class Cache:
         """All entries, the one used last first."""
         now = time.time()
         found = [
-            CachedFiles(entry, _recorded_size(entry), now - _age(entry / "complete.json", now), self._in_use(entry))
+            CachedFiles(entry, _recorded_size(entry), max(now - _age(entry / "complete.json", now), 0.0), self._in_use(entry))
             for entry in self._listing("entries")
         ]
         return sorted(found, key=lambda each: -each.used)
@@ -208,9 +208,14 @@ class Cache:
 
     def _find(self, digest: str) -> CacheEntry | None:
         for directory in self._listing("entries"):
-            if not directory.name.startswith(f"{digest}.") or not (directory / "lock").exists() or not _is_ours(directory):
+            if not directory.name.startswith(f"{digest}."):
                 continue
-            lock = FileLock(directory / "lock")
+            try:
+                if not (directory / "lock").exists() or not _is_ours(directory):
+                    continue
+                lock = FileLock(directory / "lock")
+            except FileNotFoundError:  # another process has removed it
+                continue
             if lock.share() and lock.is_current() and _is_whole(directory):
                 os.utime(directory / "complete.json")
                 return CacheEntry(directory / "files", lock)
@@ -264,13 +269,23 @@ class Cache:
         try:
             if not lock.own(wait=False):
                 return False
-            shutil.rmtree(directory, ignore_errors=True)
+            removed = self.root / "partial" / directory.name
+            with suppress(FileNotFoundError):  # another process was faster
+                directory.rename(removed)  # first, so that nobody opens an entry of which a part is left
+            shutil.rmtree(removed, ignore_errors=True)
             return True
         finally:
             lock.close()
 
     def _listing(self, name: str) -> list[Path]:
         return list((self.root / name).iterdir())
+
+
+def release(lock: FileLock) -> None:
+    """End the use of an entry; from now on it counts as unused."""
+    with suppress(OSError):
+        os.utime(lock.path.with_name("complete.json"))
+    lock.close()
 
 
 def _withdraw_writing(directory: Path) -> None:

@@ -26,8 +26,8 @@ from tsx_runtime.shared.log_format import escaped
 
 LARGEST = 256 << 20  # bytes of a model that is loaded
 GENERATED = "generated"
-_MISSING_LIBRARY = re.compile("No module named|[Ii]nstall")
-_MISSING_GPU = re.compile("cuda|nvidia|gpu", re.IGNORECASE)
+_MISSING_LIBRARY = re.compile(r"No module named|\b[Ii]nstall(ed)?\b")
+_MISSING_GPU = re.compile("CUDA|cuda|NVIDIA|nvidia|GPU|gpu")  # in what a library raised, not in the names of the model's code
 _ANYWAY = "--no-check packs it without this test."
 
 
@@ -52,7 +52,8 @@ def try_model(spec: ArchiveSpec, settings: Settings) -> ModelTrial:
             return asyncio.run(_ask(directory, spec, settings.model_copy(update={"log_format": "text"})))  # its worker speaks to a person
     except TsxError as error:
         reason = escaped(error.message.partition("\n")[0].rstrip("."))
-        elsewhere = _MISSING_LIBRARY.search(error.message) or (not gpu_count() and _MISSING_GPU.search(error.message))
+        raised = error.message.partition(": ")[2] if getattr(error, "traceback", None) else ""
+        elsewhere = _MISSING_LIBRARY.search(error.message) or (not gpu_count() and _MISSING_GPU.search(raised))
         refused = isinstance(error, LoadFailed | BadRequest | InvalidModel) and not isinstance(error, LoadOutOfMemory)
         if refused and not elsewhere:
             text = f"{spec.model_name} does not load: {reason}. {_ANYWAY}"

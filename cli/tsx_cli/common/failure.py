@@ -73,12 +73,10 @@ def report(error: BaseException, *, debug: bool, file: TextIO) -> int:
 
 def where(text: str) -> str:
     """Name the line of user code that a traceback ends at."""
-    frames = [match for match in _FRAME.finditer(text) if not match["file"].startswith("<frozen importlib")]
+    frames = [match for match in _FRAME.finditer(text) if match["code"]]  # in a worker's traceback, only the model's own files
     if not frames:
         return ""
-    frames = [match for match in frames if match["code"]] or frames  # of a worker's traceback, the model's own files
-    code = f": {frames[-1]['code'].strip()}" if frames[-1]["code"] else ""
-    return f"It was raised in {PurePath(frames[-1]['file']).name}, line {frames[-1]['line']}{code}"
+    return f"It was raised in {PurePath(frames[-1]['file']).name}, line {frames[-1]['line']}: {frames[-1]['code'].strip()}"
 
 
 def _expected(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 from tsx_archiver import ArchiveSpec, CacheError, default_cache, open_archive, write_archive
 from tsx_archiver.errors import CorruptMember
+from tsx_archiver.storage import cache as cache_module
 from tsx_archiver.storage.cache import DAY, Cache, CacheLimits
 from tsx_archiver.storage.digest import FRESH_NS
 from tsx_archiver.storage.locks import FileLock
@@ -227,6 +228,38 @@ def test_an_entry_in_use_is_never_removed(tmp_path: Path) -> None:
     held.lock.close()
     cache.clean()
     assert not held.files.exists()
+
+
+def test_an_entry_counts_as_used_until_it_is_closed(archive: Path, tmp_path: Path) -> None:
+    with open_archive(archive, cache=tmp_path) as opened:
+        os.utime(opened.directory.parent / "complete.json", (0, 0))
+    Cache(tmp_path).clean()
+    assert opened.directory.exists()
+
+
+def test_an_entry_that_another_process_removes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path)
+    entry = make_entry(cache, "a", 1)
+
+    def removed_meanwhile(directory: Path) -> bool:
+        shutil.rmtree(directory)
+        return is_ours(directory)
+
+    is_ours = cache_module._is_ours
+    monkeypatch.setattr(cache_module, "_is_ours", removed_meanwhile)
+    assert make_entry(cache, "a", 1) != entry
+
+
+def test_no_part_of_an_entry_that_is_being_removed_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = Cache(tmp_path)
+    make_entry(cache, "a", 1)
+    wait_until_cleaned()
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)  # as if it were killed here
+        cache.prune(0)
+    assert entries(tmp_path) == []
+    cache.clean()
+    assert partial(tmp_path) == []
 
 
 def test_a_partial_entry_whose_lock_is_not_there_yet_is_given_time(tmp_path: Path) -> None:

@@ -397,6 +397,7 @@ def test_a_configuration_that_would_not_be_used_is_refused_to_its_author(run: Ru
     ended = run("archive", "--no-import", DIGITS / "digits.pt", "-c", "model-config.yaml")
     assert (ended.code, (tmp_path / "digits.mar").exists()) == ((0, True) if said is None else (1, False)), ended
     assert (said or "") in ended.err
+    assert "?." not in ended.err
 
 
 def test_a_foreign_archive_with_such_a_configuration_is_only_noted(run: Run, tmp_path: Path) -> None:

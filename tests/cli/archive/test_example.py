@@ -65,6 +65,10 @@ METHODS = "class Own:\n    def initialize(self, context): {}\n    def handle(sel
 REFUSED = {
     "no handle": ("class Own:\n    def initialize(self, context): pass\n", "Class Own of handler own.py has no method handle"),
     "a function of one argument": ("def handle(data): return data\n", "is called with (data, context), which it does not take"),
+    "no handle, and a name of what is missing": (
+        "class CudaInstaller:\n    def initialize(self, context): pass\n",
+        "Class CudaInstaller of handler own.py has no method handle",
+    ),
     "a method of one argument": (METHODS.format("pass", "data"), "Own.handle of handler own.py is called with (data, context)"),
     "a failure to load": (METHODS.format("open('gone.txt')", "data, context"), "The archive does not contain 'gone.txt'"),
     "a sample that fails": (

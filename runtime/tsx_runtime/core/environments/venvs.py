@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tsx_archiver import CacheError, default_cache
-from tsx_archiver.storage.cache import Cache, CacheEntry, CacheLimits
+from tsx_archiver.storage.cache import Cache, CacheEntry, CacheLimits, release
 from tsx_runtime.core.environments.pip import OPTIONS, PipFailed, Runs, environment_of_pip, install
 from tsx_runtime.core.environments.requirements import BadRequirements, Requirements, read_requirements
 from tsx_runtime.errors import InvalidModel
@@ -56,7 +56,7 @@ class ModelEnvironment:
         return {"VIRTUAL_ENV": str(self.directory), "PATH": path}
 
     def close(self) -> None:
-        self.entry.lock.close()
+        release(self.entry.lock)
 
 
 class Environments:
