@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tomli
 
 from tsx_archiver.metadata.configkeys import KEYS, LIMIT_KEYS, TSX_KEYS
 from tsx_runtime.settings.schema import Settings
@@ -28,6 +29,13 @@ def test_keys_of_the_model_configuration_exist() -> None:
     known = {key.name for key in KEYS}
     assert {"minWorkers", "batchSize"} <= named - set(Settings.model_fields) <= known
     assert {key.name for key in (*LIMIT_KEYS, *TSX_KEYS)} <= named, "what tsx adds is written nowhere else"
+
+
+def test_the_page_on_installing_lists_every_extra() -> None:
+    page = (ROOT / "docs" / "start" / "install.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
+    extras = set(tomli.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"])
+    assert listed == extras - {"dev", "docs"}
 
 
 def test_readme_is_read_in_a_minute_and_its_pictures_are_small() -> None:

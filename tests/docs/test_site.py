@@ -41,8 +41,10 @@ GUIDES = {  # words that people search for, and the page that the search of the 
     "upgrade": "/start/faq/",
     "https": "/configuration/",
     "GPU": "/start/faq/",
-    "batch size": "/batching/",
-    "timeout": "/client/",
+    "batch size": "/start/faq/",
+    "batching": "/start/faq/",
+    "health check": "/start/faq/",
+    "timeout": "/start/faq/",
 }
 
 
