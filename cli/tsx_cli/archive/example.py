@@ -28,6 +28,8 @@ GENERATED = "generated"
 _MISSING_LIBRARY = re.compile("No module named|[Ii]nstall")
 _MISSING_GPU = re.compile("cuda|nvidia|gpu", re.IGNORECASE)
 _ANYWAY = "--no-check packs it without this test."
+RGB = 3  # channels of the images that image_classifier sends
+IMAGES = "note: its input looks like an image; --handler image_classifier accepts images"
 NOT_ASKED = "note: loaded; no request was sent, because it is not known what the handler takes: add --sample FILE"
 
 
@@ -66,12 +68,15 @@ async def _ask(directory: Path, spec: ArchiveSpec, settings: Settings) -> ModelT
     async with open_model(directory, settings) as version:
         samples = await known_sample(version)
         if not samples:
-            return ModelTrial(notes=(NOT_ASKED,))
+            shape = ", or input_shape to its model-config.yaml" if spec.handler == DEFAULT_HANDLER else ""
+            return ModelTrial(notes=(NOT_ASKED + shape,))
         (sample,) = samples
         answer = await send(version, sample)
         made_up = sample.name == GENERATED
         if answer.status < 400:
-            return ModelTrial(json.loads(sample.body) if made_up and sample.content_type == "application/json" else None)
+            example = json.loads(sample.body) if made_up and sample.content_type == "application/json" else None
+            is_image = spec.handler == DEFAULT_HANDLER and sample.body.startswith(b"[[[") and len(example or ()) == RGB
+            return ModelTrial(example, (IMAGES,) if is_image else ())
         source = f"a generated request ({sample.content_type})" if made_up else sample.name
         message = error_text(answer.body).strip().splitlines() or [""]  # TorchScript's begins with pages of its code
         reason = f"{spec.model_name} answers {source} with {answer.status}: {escaped(message[-1].rstrip('.'))}"

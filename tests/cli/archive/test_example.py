@@ -143,3 +143,11 @@ def test_a_check_without_samples_sends_the_same_made_up_request(run: Run, tmp_pa
     torch.jit.script(torch.nn.Linear(4, 3)).save(tmp_path / "short.pt")
     ended = run("archive", "short.pt", "--check")
     assert (ended.code, "check: 1 sample got the same answers in batches of 1, 2" in ended.out) == (0, True), ended
+
+
+@pytest.mark.parametrize(
+    ("layer", "is_image"), [(torch.nn.Conv2d(3, 1, 3), True), (torch.nn.Conv2d(1, 1, 3), False), (torch.nn.Linear(4, 3), False)]
+)
+def test_only_a_model_of_images_is_told_of_the_handler_of_images(run: Run, tmp_path: Path, layer: torch.nn.Module, is_image: bool) -> None:
+    torch.jit.script(layer).save(tmp_path / "net.pt")
+    assert ("--handler image_classifier accepts images" in run("archive", "net.pt").out) is is_image
