@@ -18,7 +18,7 @@ def init(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write; a new directory NAME if not given.")] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Write a handler, a network, their configuration, samples and a README with the next three commands."""
+    """Write a handler, a network, their configuration, samples and a README with the next commands."""
     from tsx_archiver import is_model_name  # here, as they are slow to import
     from tsx_cli.common.run_directory import write_files
     from tsx_templates.render import render_tree

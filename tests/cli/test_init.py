@@ -36,9 +36,10 @@ def test_the_commands_of_the_readme_name_the_archive_that_they_make(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     assert run("init", name).code == 0
-    monkeypatch.chdir(tmp_path / name)
-    lines = [line.partition("#")[0] for line in Path("README.md").read_text().splitlines() if line.startswith("    ")]
-    _, archive, serve, predict = map(shlex.split, lines)
+    lines = [line.partition("#")[0] for line in (tmp_path / name / "README.md").read_text().splitlines() if line.startswith("    ")]
+    change, _, archive, serve, predict = map(shlex.split, lines)
+    assert change[0] == "cd"
+    monkeypatch.chdir(change[1])
     runpy.run_path("model.py", run_name="__main__")
     packed = run(*archive[1:-1], "--no-import")  # the last word is --check
     assert packed.code == 0, packed.err

@@ -86,7 +86,15 @@ def shape(value: Any) -> tuple[tuple[int | None, ...] | None, str | None]:
     size = whole(1)
     if isinstance(value, list) and all(entry in (None, -1) or size(entry)[0] is not None for entry in value):
         return tuple(None if entry == -1 else entry for entry in value), None
-    return None, "it must be a list of the sizes of one row, such as [3, 224, 224], with null where any size fits"
+    return None, "it must be a list of the sizes of one row, such as [3, 224, 224], null where any size fits; or such lists by name"
+
+
+def input_shape(value: Any) -> tuple[Any, str | None]:
+    """Read the shape of a model's only input, or a mapping of its inputs' names to their shapes."""
+    if not isinstance(value, dict):
+        return shape(value)
+    shapes = {name: shape(entry)[0] for name, entry in value.items()}
+    return (shapes, None) if None not in shapes.values() else shape(None)
 
 
 def batch_sizes(value: Any) -> tuple[tuple[int, ...] | None, str | None]:
@@ -176,7 +184,7 @@ TSX_KEYS = (
     ConfigKey("precision", "precision", one_of("fp32", "fp16", "bf16")),
     ConfigKey("forms", "forms", form_names),
     ConfigKey("huggingface", "huggingface", read_huggingface),
-    ConfigKey("input_shape", "input_shape", shape),
+    ConfigKey("input_shape", "input_shape", input_shape),
     ConfigKey("warmup", "warmup", sequence),
 )
 

@@ -95,7 +95,7 @@ class ModelConfig(ModelLimits["int | None"]):
     precision: str | None = None  # fp32, fp16 or bf16
     forms: tuple[str, ...] | None = None  # of tsx-forms.json, in the order in which they are tried
     huggingface: HuggingFaceConfig | None = None
-    input_shape: tuple[int | None, ...] | None = None  # of one row; None where any size fits
+    input_shape: tuple[int | None, ...] | dict[str, tuple[int | None, ...]] | None = None  # of one row; by input where it has several
     warmup: tuple[WarmUp, ...] | None = None
     raw: dict[str, Any] = field(default_factory=dict)
 

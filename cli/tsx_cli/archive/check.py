@@ -15,6 +15,7 @@ from tsx_archiver import open_archive
 from tsx_cli.common.client import error_text
 from tsx_cli.common.inputs import samples_in
 from tsx_runtime import wire
+from tsx_runtime.api.samples import example_of, sample_of
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob
@@ -64,6 +65,7 @@ async def _check(path: Path, samples: list[ModelSample], settings: Settings, tol
     begin = time.monotonic()
     async with open_model(path, settings, batch_size=min(max(len(samples), 2), MOST_IN_A_BATCH)) as version:
         seconds = time.monotonic() - begin
+        samples = samples or await known_sample(version)
         found: dict[str, None] = {}  # a set in order: what is wrong with one sample is said once
         for start in range(0, len(samples), version.batch_size):
             found.update(dict.fromkeys(await _compare(version, samples[start : start + version.batch_size], tolerance)))
@@ -85,6 +87,12 @@ async def _compare(version: ModelVersion, samples: list[ModelSample], tolerance:
     order = [index % len(samples) for index in range(version.batch_size + 1)]
     batched = await asyncio.gather(*(send(version, samples[index]) for index in order))
     return findings([samples[index].name for index in order], [alone[index] for index in order], batched, tolerance)
+
+
+async def known_sample(version: ModelVersion) -> list[ModelSample]:
+    """Return the sample or warm-up request of an archive, else a request made up for its handler; empty if none is known."""
+    sample = sample_of(version) or await example_of(version)
+    return [] if sample is None else [ModelSample(sample.source, sample.content_type, sample.body)]
 
 
 async def send(version: ModelVersion, sample: ModelSample) -> ComparedAnswer:

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
 from tsx_archiver.limits import human
-from tsx_cli.archive.check import ModelSample, send
+from tsx_cli.archive.check import known_sample, send
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.archive.model_file import DEFAULT_HANDLER
 from tsx_cli.common.client import error_text
 from tsx_cli.common.curl import curl
 from tsx_cli.common.failure import CliError
-from tsx_runtime.api.samples import example_of, sample_of
 from tsx_runtime.core.placement.devices import gpu_count
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.errors import BadRequest, InvalidModel, LoadFailed, LoadOutOfMemory, TsxError
@@ -29,6 +28,9 @@ GENERATED = "generated"
 _MISSING_LIBRARY = re.compile(r"No module named|\b[Ii]nstall(ed)?\b")
 _MISSING_GPU = re.compile("CUDA|cuda|NVIDIA|nvidia|GPU|gpu")  # in what a library raised, not in the names of the model's code
 _ANYWAY = "--no-check packs it without this test."
+RGB = 3  # channels of the images that image_classifier sends
+IMAGES = "note: its input looks like an image; --handler image_classifier accepts images"
+NOT_ASKED = "note: loaded; no request was sent, because it is not known what the handler takes: add --sample FILE"
 
 
 class ModelTrial(NamedTuple):
@@ -65,14 +67,18 @@ def try_model(spec: ArchiveSpec, settings: Settings) -> ModelTrial:
 
 async def _ask(directory: Path, spec: ArchiveSpec, settings: Settings) -> ModelTrial:
     async with open_model(directory, settings) as version:
-        sample = sample_of(version) or await example_of(version)
-        if sample is None:
-            return ModelTrial()
-        answer = await send(version, ModelSample(sample.source, sample.content_type, sample.body))
-        made_up = sample.source == GENERATED
+        samples = await known_sample(version)
+        if not samples:
+            shape = ", or input_shape to its model-config.yaml" if spec.handler == DEFAULT_HANDLER else ""
+            return ModelTrial(notes=(NOT_ASKED + shape,))
+        (sample,) = samples
+        answer = await send(version, sample)
+        made_up = sample.name == GENERATED
         if answer.status < 400:
-            return ModelTrial(json.loads(sample.body) if made_up and sample.content_type == "application/json" else None)
-        source = f"a generated request ({sample.content_type})" if made_up else sample.source
+            example = json.loads(sample.body) if made_up and sample.content_type == "application/json" else None
+            is_image = spec.handler == DEFAULT_HANDLER and sample.body.startswith(b"[[[") and len(example or ()) == RGB
+            return ModelTrial(example, (IMAGES,) if is_image else ())
+        source = f"a generated request ({sample.content_type})" if made_up else sample.name
         message = error_text(answer.body).strip().splitlines() or [""]  # TorchScript's begins with pages of its code
         reason = f"{spec.model_name} answers {source} with {answer.status}: {escaped(message[-1].rstrip('.'))}"
         if answer.status < 500 or (made_up and (spec.handler not in BUILTIN_HANDLERS or spec.handler == DEFAULT_HANDLER)):

@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tsx_archiver import BUILTIN_HANDLERS, DEFAULT_VERSION, ArchiveSpec, Manifest, ModelFile, default_model_name, describe_model_file
+from tsx_archiver import (
+    BUILTIN_HANDLERS,
+    DEFAULT_VERSION,
+    ArchiveSpec,
+    Manifest,
+    ModelFile,
+    default_model_name,
+    describe_model_file,
+    load_model_config,
+)
 from tsx_archiver.limits import human
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
@@ -52,7 +61,7 @@ class HandlerFiles:
 
 
 def work_out(
-    path: Path | None, parts: HandlerFiles, *, name: str | None = None, version: str | None = None
+    path: Path | None, parts: HandlerFiles, *, name: str | None = None, version: str | None = None, config_file: Path | None = None
 ) -> tuple[ArchiveSpec, list[str]]:
     """What to pack, and lines that say what was worked out. Raises `UsageError` where something is missing, and `ArchiveError`."""
     if path is None and not ((parts.own_handler or parts.model_file) and name):
@@ -62,14 +71,12 @@ def work_out(
     notes = []
     if path is not None:
         model = describe_model_file(path)
-        check(model, parts)
+        check(model, parts, config_file)
         notes.append(f"{path.name}: {kind_in_words(model)}, {human(model.size)}")
         if model.problem is not None and path.suffix.lower() in MODEL_SUFFIXES:
             notes.append(f"note: {model.problem} It is packed anyway, because your own handler may be able to load it.")
     notes.append(f"name {chosen}, version {version or DEFAULT_VERSION}")
-    notes.append(
-        f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON (--handler image_classifier accepts images)")
-    )
+    notes.append(f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON"))
     if handler in NOT_SERVED:
         notes.append(f"note: TorchServe has {handler}, but this version of tsx does not, so it cannot serve the model")
     extra = list(parts.extra_files)
@@ -100,7 +107,7 @@ def kind_of_directory(manifest: Manifest) -> str:
     return "Hugging Face model" if MANIFEST_KEY in manifest.data else "code only"
 
 
-def check(model: ModelFile, parts: HandlerFiles) -> None:
+def check(model: ModelFile, parts: HandlerFiles, config_file: Path | None = None) -> None:
     """Refuse what a handler that comes with tsx could not load, and what nothing can load, with what to add or change."""
     if model.problem is not None and model.is_broken:
         raise CliError(model.problem)
@@ -120,9 +127,12 @@ def check(model: ModelFile, parts: HandlerFiles) -> None:
     if model.problem is not None:
         raise CliError(model.problem)
     if model.whole_object is not None:
+        if config_file and load_model_config(config_file)[0].weights_only is False:
+            return
         raise UsageError(
             f"{model.path} is a whole pickled {model.whole_object}, which loads only together with the code that defines it. "
-            "Save torch.save(model.state_dict(), FILE) and add --model-file with the class, or torch.export.save a program"
+            "Save torch.save(model.state_dict(), FILE) and add --model-file with the class, or torch.export.save a program. "
+            "If you trust the file, set `weightsOnly: false` in the --config-file, and add its code with --extra-files"
         )
     if model.kind in NEEDS_MODEL_FILE and parts.model_file is None:
         raise UsageError(

@@ -17,12 +17,13 @@ from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.limits import human
 from tsx_archiver.packing import check_config
 from tsx_archiver.progress import progress_bar
+from tsx_archiver.writing import SUFFIXES, output_path
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.importing import check_code
 from tsx_cli.archive.mlflow import is_uri, mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.archive.source import source_kind
-from tsx_cli.common.failure import FAILED, UsageError
+from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
 
@@ -99,7 +100,7 @@ def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
     if order.huggingface.given:
         raise UsageError(f"{order.huggingface.given}: only a Hugging Face model takes that, and {path} is none; remove it")
     if path is None or kind != "MLflow":
-        spec, notes = work_out(path, order.parts, name=order.name, version=order.version)
+        spec, notes = work_out(path, order.parts, name=order.name, version=order.version, config_file=order.config_file)
         return _pack(spec, notes, order, quiet=quiet)
     own = order.requirements_file is None
     with mlflow_spec(path, order.name, order.version, order.parts.handler, order.tracking_uri, requirements=own) as (spec, notes):
@@ -115,6 +116,10 @@ def _pack(spec: ArchiveSpec, notes: list[str], order: Packing, *, quiet: bool) -
         config_file=order.config_file or spec.config_file,
         contents=samples or spec.contents,
     )
+    target = output_path(spec.model_name, order.export_path, order.format)
+    if os.path.exists(target) and not order.force:  # noqa: PTH110  # Path.exists raises for a name that is too long
+        other = target.with_name(f"{spec.model_name}-{spec.version}{SUFFIXES[order.format]}")
+        raise CliError(f"{target} already exists. Overwrite it with --force, or write another archive: -o {shlex.quote(str(other))}")
     if spec.config_file:  # of an author, who can correct it: no key that looks misspelt is passed on
         check_config(Path(spec.config_file))
     _say(notes, quiet)

@@ -15,11 +15,12 @@ from tsx_cli.check.entry import ENTRY, LAST, environment
 from tsx_cli.check.lambda_events import balancer, function_url, messages, rest_api
 from tsx_cli.check.lambda_host import INIT, LARGEST_ANSWER, LARGEST_REQUEST, Host, HostedInvocation, RequestTooLarge
 from tsx_cli.check.report import Report, time_of
-from tsx_cli.check.web import EMPTY
 from tsx_cli.deploy.preflight.diagnosis import diagnose
 
 SHORT = 2.0  # seconds of the invocation that is to be answered in time, whatever the model does
 STOP = 2.0  # seconds from SIGTERM to SIGKILL
+EMPTY = ModelSample("{}", "application/json", b"{}")  # sent where there is no sample
+TEXT_TYPES = ("text/", "application/json")
 ROOM = 2048  # bytes of an event around its body
 PATH = "/invocations"
 WAYS: Mapping[str, Callable[..., dict[str, Any]]] = {
@@ -36,14 +37,16 @@ def check(report: Report, archive: Path, samples: Sequence[ModelSample], env: Ma
     host = Host(ENTRY, place, own, timeout=timeout)
     before = _files(place / "model")
     try:
-        good = _starts(host, samples, report)
-        if good is None:
+        if not _starts(host, samples, report):
             return
-        _answers(host, samples, report)
-        _comes_by_each_way(host, good, report)
-        _takes_messages(host, good, report)
+        good = _answers(host, samples, report)
+        if good is None:
+            report.not_checked("requests", samples)
+        else:
+            _comes_by_each_way(host, good, report)
+            _takes_messages(host, good, report)
+            _answers_in_time(host, good, report)
         _takes_the_largest(host, report)
-        _answers_in_time(host, good, report)
         written = sorted(_files(place / "model") - before)
         response = f"{len(written)} files, such as {written[0]}" if written else "none"
         report.add(
@@ -54,8 +57,8 @@ def check(report: Report, archive: Path, samples: Sequence[ModelSample], env: Ma
         host.close()
 
 
-def _starts(host: Host, samples: Sequence[ModelSample], report: Report) -> ModelSample | None:
-    """The first invocation of an environment, which brings the start along. None where there is no environment."""
+def _starts(host: Host, samples: Sequence[ModelSample], report: Report) -> bool:
+    """Send the first invocation, which includes the start; return whether there is an environment."""
     first = samples[0] if samples else EMPTY
     begin = time.monotonic()
     invocation = _sent(host, function_url, first)
@@ -66,19 +69,17 @@ def _starts(host: Host, samples: Sequence[ModelSample], report: Report) -> Model
         report.log = host.log.splitlines()[-LAST:]
         ways = " ".join(map(str, diagnose(text, report.log))) or f"it was answered: {text}"
         report.add("the first invocation", False, f"failed after {time_of(took)}", "an answer", ways)
-        return None
+        return False
     way = "the handler's imports take too long; Lambda then repeats the start within the invocation's timeout: use provisioned concurrency"
     report.within("start until it asks for invocations", host.init_seconds, INIT, way)
     report.within("the first answer, start and model included", took, host.timeout, "raise lambda.timeout, or lambda.memory for more CPU")
-    if not samples:
-        report.add(
-            "a request", None, f"status {_status(invocation)}", "", "there is no sample, so the check sent {}: give one with --sample FILE"
-        )
-    return first
+    return True
 
 
-def _answers(host: Host, samples: Sequence[ModelSample], report: Report) -> None:
-    slowest, good, largest = 0.0, 0, 0
+def _answers(host: Host, samples: Sequence[ModelSample], report: Report) -> ModelSample | None:
+    """Send each sample; return the first that was answered with 200."""
+    slowest, largest = 0.0, 0
+    good: list[ModelSample] = []
     for sample in samples:
         begin = time.monotonic()
         invocation = _sent(host, function_url, sample)
@@ -90,11 +91,13 @@ def _answers(host: Host, samples: Sequence[ModelSample], report: Report) -> None
             measured = "failed" if invocation.error is not None else f"status {_status(invocation)}"
             report.add(f"sample {sample.name}", False, measured, "200", f"it was answered: {text}")
         else:
-            slowest, good, largest = max(slowest, took), good + 1, max(largest, len(invocation.answer))
+            good.append(sample)
+            slowest, largest = max(slowest, took), max(largest, len(invocation.answer))
     if good:
-        what = f"{good} sample{'' if good == 1 else 's'}, the slowest"
+        what = f"{len(good)} sample{'' if len(good) == 1 else 's'}, the slowest"
         report.within(what, slowest, host.timeout, "raise lambda.timeout, or lambda.memory for more CPU")
         report.add("answers, the largest", True, f"{largest} bytes", f"at most {LARGEST_ANSWER}")
+    return good[0] if good else None
 
 
 def _comes_by_each_way(host: Host, sample: ModelSample, report: Report) -> None:
@@ -103,7 +106,7 @@ def _comes_by_each_way(host: Host, sample: ModelSample, report: Report) -> None:
         invocation = _sent(host, event, sample)
         failed = isinstance(invocation, str) or invocation.error is not None
         statuses[name] = "failed" if failed or isinstance(invocation, str) else f"status {_status(invocation)}"
-    alike = len(set(statuses.values())) == 1 and "failed" not in statuses.values()
+    alike = set(statuses.values()) == {"status 200"}
     response = ", ".join(sorted(set(statuses.values())))
     report.add(
         f"by {', by '.join(statuses)}", alike, response, "alike", "; ".join(f"{name}: {status}" for name, status in statuses.items())
@@ -112,17 +115,15 @@ def _comes_by_each_way(host: Host, sample: ModelSample, report: Report) -> None:
 
 def _takes_messages(host: Host, sample: ModelSample, report: Report) -> None:
     """Two of a queue, which are one batch."""
-    try:
-        text = sample.body.decode()
-    except UnicodeDecodeError:
+    if not sample.content_type.startswith(TEXT_TYPES):
         way = f"a message must be text, but {sample.name} is not: send S3 keys or base64 and let the handler decode them"
-        report.add("messages of a queue", None, "", "", way)
+        report.add("two messages of a queue", None, "not checked", "", way)
         return
-    invocation = host.invoke(messages([text, text]))
+    invocation = host.invoke(messages([sample.body.decode(errors="replace")] * 2))
     response = invocation.json() if invocation.error is None else {}
     failures = response.get("batchItemFailures") if isinstance(response, dict) else None
     measured = "failed" if failures is None else f"{len(failures)} of 2 failed"
-    report.add("two messages of a queue", failures is not None, measured, "reported one by one", "see its log")
+    report.add("two messages of a queue", failures == [], measured, "reported one by one", "see its log")
 
 
 def _takes_the_largest(host: Host, report: Report) -> None:
@@ -157,7 +158,7 @@ def _ends(host: Host, report: Report) -> None:
 def _sent(host: Host, event: Callable[..., dict[str, Any]], sample: ModelSample) -> HostedInvocation | str:
     """In words, where Lambda itself does not take it."""
     body: str | bytes = sample.body
-    if sample.content_type.startswith(("text/", "application/json")):
+    if sample.content_type.startswith(TEXT_TYPES):
         body = sample.body.decode(errors="replace")
     try:
         return host.invoke(event(PATH, body, headers={"content-type": sample.content_type}))

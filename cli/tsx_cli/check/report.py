@@ -38,6 +38,11 @@ class Report:
         self.checks.append(Check(what, ok, measured, limit, "" if ok else way))
         return bool(ok)
 
+    def not_checked(self, what: str, samples: Sequence[object]) -> None:
+        """Note that no request was answered with 200, so `what` was not measured."""
+        way = "no sample was answered with 200" if samples else "no sample; add --sample FILE, or pack one with tsx archive --sample FILE"
+        self.add(what, None, "not checked", "", way)
+
     def within(self, what: str, seconds: float, most: float, way: str) -> bool:
         return self.add(what, seconds <= most, time_of(seconds), f"within {time_of(most)}", way)
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import typer
 
 from tsx_archiver import open_archive
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_cli.archive.check import ModelSample, read_sample
-from tsx_cli.archive.packing import sample_files
+from tsx_cli.archive.check import ModelSample, known_sample, read_sample
+from tsx_cli.archive.packing import sample_files, silent
 from tsx_cli.check import aws_lambda, container, sagemaker
 from tsx_cli.check.report import Report
 from tsx_cli.common.failure import FAILED, CliError
 from tsx_cli.common.inputs import samples_in
-from tsx_cli.common.options import archive_limits, read_pair
+from tsx_cli.common.options import archive_limits, read_pair, read_settings
 from tsx_cli.deploy.spec_values import span
+from tsx_runtime.core.registry.registry import open_model
+from tsx_runtime.errors import TsxError
 from tsx_runtime.shared.log_format import escaped
 
 ContractCheck = Callable[[Report, Path, Sequence[ModelSample], Mapping[str, str], Path, float], None]
@@ -39,6 +43,7 @@ def check(archive: Path, contract: str, given: Sequence[Path], timeout: str | No
         place = Path(directory)
         with open_archive(archive, cache=place / "unpacking", limits=archive_limits()) as opened:
             samples = [read_sample(path) for path in (sample_files(given).values() if given else samples_in(opened.directory))]
+        samples = samples or _made_up(archive)
         play(report, archive, samples, dict(read_pair(each, "--env takes NAME=VALUE") for each in env), place, patience)
     report.show(as_json=as_json)
     if report.failed:
@@ -48,3 +53,16 @@ def check(archive: Path, contract: str, given: Sequence[Path], timeout: str | No
             print(f"| {escaped(line)}")
         count = len(report.failed)
         raise CliError(f"{report.model} does not meet {count} requirement{'' if count == 1 else 's'} of {contract}'s contract")
+
+
+def _made_up(archive: Path) -> list[ModelSample]:
+    """Load the model and return the request that is known for it; empty where it does not load, which the check then shows."""
+
+    async def ask() -> list[ModelSample]:
+        async with open_model(archive, settings) as version:
+            return await known_sample(version)
+
+    settings, _ = read_settings(None, quiet=True)
+    with silent(), suppress(TsxError):
+        return asyncio.run(ask())
+    return []

@@ -119,7 +119,8 @@ def kind(version: ModelVersion) -> str:
     weights = version.archive.manifest.serialized_file
     if weights is None:
         return kind_of_directory(version.archive.manifest)
-    return kind_in_words(describe_model_file(version.archive.directory / weights))
+    text = kind_in_words(describe_model_file(version.archive.directory / weights))
+    return ", as ".join([text, *list(version.forms)[:1]])
 
 
 def devices(version: ModelVersion) -> str:

@@ -11,7 +11,7 @@ MetricsCacheKeyError, MetricsCacheTypeError, MetricsCacheValueError     a metric
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tsx_runtime.errors import shortened
@@ -102,6 +102,19 @@ def presentable(text: str, most: int = LONGEST) -> str:
 
 
 def form_advice(row: Any) -> str:
-    """Return advice for a text that `curl -d` sent as a form: a field of that name, without a value."""
-    is_text = isinstance(row, dict) and any(value == b"" for value in row.values())
-    return " `curl -d` sends a text as a form: add -H 'content-type: text/plain'." if is_text else ""
+    """Return advice for a text or a file that `curl -d` sent as a form: fields of that name, without a value."""
+    if not isinstance(row, dict):
+        return ""
+    if _is_binary(row):
+        return " `curl -d` changes the bytes of a file: send it with -T FILE, or with --data-binary @FILE."
+    return " `curl -d` sends a text as a form: add -H 'content-type: text/plain'." if b"" in row.values() else ""
+
+
+def field_names(row: Iterable[str]) -> str:
+    """Return the names of a form's fields for a message; they may be the bytes of a file."""
+    return "binary data" if _is_binary(row) else ", ".join(map(repr, row)) or "nothing"
+
+
+def _is_binary(row: Iterable[str]) -> bool:
+    text = "".join(row)
+    return not text.isprintable() or "\ufffd" in text

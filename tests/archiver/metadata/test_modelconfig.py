@@ -227,3 +227,16 @@ def test_a_file_that_is_missing_or_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_bytes(b"a: \xff\xfe")
     with pytest.raises(InvalidConfig, match=r"c.yaml cannot be read as YAML"):
         load_model_config(tmp_path / "c.yaml")
+
+
+@pytest.mark.parametrize(
+    ("value", "shapes", "faults"),
+    [
+        ({"pixels": [64], "meta": [-1, 3]}, {"pixels": (64,), "meta": (None, 3)}, 0),
+        ({"pixels": [64], "meta": "3"}, None, 1),
+        ({"pixels": 64}, None, 1),
+    ],
+)
+def test_input_shape_may_name_several_inputs(value: object, shapes: object, faults: int) -> None:
+    config, problems = parse_model_config({"input_shape": value})
+    assert (config.input_shape, len(problems)) == (shapes, faults)

@@ -88,12 +88,16 @@ def test_every_form_is_written(run: Run, tmp_path: Path, form: str, made: str) -
     assert run("archive", "verify", made).code == 0
 
 
-def test_an_archive_that_is_there_is_overwritten_only_by_force(run: Run) -> None:
+def test_an_archive_that_is_there_is_overwritten_only_by_force(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("archive", "--no-import", DIGITS / "digits.pt").code == 0
     ended = run("archive", "--no-import", DIGITS / "digits.pt")
     assert ended.code == 1
     assert "already exists" in ended.err
     assert "--force" in ended.err
+    with monkeypatch.context() as patch:
+        patch.setattr("tsx_cli.archive.packing.check_code", None)  # the model is not even imported
+        named = run("archive", DIGITS / "digits.pt", "--version", "2")
+    assert (named.code, "-o digits-2.mar" in named.err) == (1, True)
     assert run("archive", "--no-import", DIGITS / "digits.pt", "--force").code == 0
 
 
@@ -178,6 +182,7 @@ def test_a_module_that_the_requirements_may_bring_is_only_noted(run: Run, tmp_pa
     ended = run("archive", "--name", "own", "--handler", "h.py", "-r", "r.txt")
     assert ended.code == 0
     assert "note: Handler h.py does not import: No module named 'not_there'" in ended.out
+    assert "--set install_py_dep_per_model=true" in ended.out
 
 
 @pytest.mark.usefixtures("processes")
@@ -294,6 +299,15 @@ def test_a_whole_pickled_model_is_refused_with_what_to_save_instead(run: Run, tm
     assert ended.code == 2
     assert "whole.pt is a whole pickled torch.nn.modules.linear.Linear" in ended.err
     assert "torch.save(model.state_dict(), FILE) and add --model-file" in ended.err
+    assert "set `weightsOnly: false` in the --config-file" in ended.err
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_whole_pickled_model_is_packed_where_its_file_is_trusted(run: Run, tmp_path: Path) -> None:
+    whole_model(tmp_path / "whole.pt")
+    (tmp_path / "config.yaml").write_text("weightsOnly: false")
+    ended = run("archive", "whole.pt", "-c", "config.yaml")
+    assert (ended.code, (tmp_path / "whole.mar").is_file(), "does not load" in ended.out) == (0, True, False), ended
 
 
 @pytest.mark.usefixtures("processes")

@@ -11,7 +11,7 @@ import torch
 
 from tests.cli.conftest import Run
 from tests.runtime.conftest import make_settings, running_server
-from tsx_cli.archive.example import request_line
+from tsx_cli.archive.example import NOT_ASKED, request_line
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.shared.example_requests import ExampleInput, example_body
 
@@ -135,3 +135,23 @@ def test_a_request_that_is_answered_with_an_error_is_not_printed(run: Run, tmp_p
 class Spectrum(torch.nn.Module):
     def forward(self, signal: torch.Tensor) -> torch.Tensor:
         return torch.fft.fft(signal)
+
+
+def test_a_model_that_could_not_be_asked_gets_a_note(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def handle(data, context): return data and [1 / 0]\n")
+    ended = run("archive", "--name", "own", "--handler", "own.py")
+    assert (ended.code, NOT_ASKED in ended.out) == (0, True), ended
+
+
+def test_a_check_without_samples_sends_the_same_made_up_request(run: Run, tmp_path: Path) -> None:
+    torch.jit.script(torch.nn.Linear(4, 3)).save(tmp_path / "short.pt")
+    ended = run("archive", "short.pt", "--check")
+    assert (ended.code, "check: 1 sample got the same answers in batches of 1, 2" in ended.out) == (0, True), ended
+
+
+@pytest.mark.parametrize(
+    ("layer", "is_image"), [(torch.nn.Conv2d(3, 1, 3), True), (torch.nn.Conv2d(1, 1, 3), False), (torch.nn.Linear(4, 3), False)]
+)
+def test_only_a_model_of_images_is_told_of_the_handler_of_images(run: Run, tmp_path: Path, layer: torch.nn.Module, is_image: bool) -> None:
+    torch.jit.script(layer).save(tmp_path / "net.pt")
+    assert ("--handler image_classifier accepts images" in run("archive", "net.pt").out) is is_image

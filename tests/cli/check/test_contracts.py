@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import torch
 
 from tests.support.models import make_model
+from tsx_cli.archive.check import ModelSample
 from tsx_cli.check import aws_lambda, container, sagemaker, web
+from tsx_cli.check.entry import PlatformResponse
+from tsx_cli.check.lambda_host import Host, HostedInvocation
+from tsx_cli.check.report import Report
 from tsx_cli.main import main
 
 pytestmark = pytest.mark.usefixtures("processes")
@@ -122,3 +128,62 @@ def test_what_makes_no_sense_is_reported_before_anything_starts(capsys: pytest.C
     for words, code, said in cases:
         assert main(["check", *map(str, words)]) == code
         assert said in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+class Fails(torch.nn.Module):
+    def forward(self, row: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(row)  # complex numbers, which JSON has not
+
+
+def test_a_request_is_made_up_for_a_model_without_samples(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 3), Fails())).save(tmp_path / "fails.pt")
+    assert main(["archive", str(tmp_path / "fails.pt"), "--no-check", "-o", str(tmp_path / "fails.mar")]) == 0
+    capsys.readouterr()
+    found = by_name(checked(capsys, tmp_path / "fails.mar", "--target", "container", code=1))
+    ok, way = found["sample generated"]
+    assert (ok, "it was answered" in way) == (False, True)
+    assert found["requests"] == (None, "no sample was answered with 200")
+
+
+def test_without_a_known_request_nothing_that_needs_one_is_said_to_hold(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = by_name(checked(capsys, make_model(tmp_path / "echo.mar", ECHO), "--target", "container", code=0))
+    assert found["requests"] == (None, "no sample; add --sample FILE, or pack one with tsx archive --sample FILE")
+    assert not {"the request in flight at that time"} & found.keys()
+
+
+class LambdaHost:
+    """A Runtime API whose function answers every event with this document."""
+
+    timeout = 60.0
+
+    def __init__(self, answer: object) -> None:
+        self.answer = json.dumps(answer).encode()
+
+    def invoke(self, event: object) -> HostedInvocation:
+        return HostedInvocation(b"", answer=self.answer)
+
+
+LAMBDA_LINES: dict[str, tuple[Callable[[Host, ModelSample, Report], None], object, object]] = {
+    "other events": (aws_lambda._comes_by_each_way, {"statusCode": 500}, {"statusCode": 200}),
+    "a queue": (aws_lambda._takes_messages, {"batchItemFailures": [{}, {}]}, {"batchItemFailures": []}),
+}
+
+
+@pytest.mark.parametrize("kind", LAMBDA_LINES)
+def test_events_of_lambda_that_all_fail_are_not_ok(kind: str) -> None:
+    line, failing, good = LAMBDA_LINES[kind]
+    for answer, ok in ((failing, False), (good, True)):
+        report = Report("lambda", "m.mar")
+        line(cast(Host, LambdaHost(answer)), ModelSample("one.json", "application/json", b"[1]"), report)
+        assert [check.ok for check in report.checks] == [ok]
+
+
+def test_lambda_and_web_name_the_first_sample_that_was_answered_with_200(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [ModelSample("one.json", "application/json", b"[1]")]
+    platform = web.Web(1, "/ping", "/predictions/m", 1.0, 1.0, 1.0, 1.0, "")
+    for status, good in ((200, samples[0]), (500, None)):
+        report = Report("lambda", "m.mar")
+        assert aws_lambda._answers(cast(Host, LambdaHost({"statusCode": status})), samples, report) is good
+        monkeypatch.setattr(web, "_send", lambda *words, status=status: PlatformResponse(status, {}, b"{}", 0.0, 0.0, 0.0))
+        assert web.answers_samples(platform, samples, 1000, report) is good
+        assert (not report.failed) is (good is not None)

@@ -9,13 +9,15 @@ import signal
 import sys
 import time
 from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.support import forked
 from tests.support.models import make_model
 from tests.support.servers import screen
-from tsx_cli.serve.startup_page import progress_line, request_line
+from tsx_cli.serve.startup_page import kind, progress_line, request_line
 from tsx_runtime.api.samples import SampleInput
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.targets.server.startup import LoadStatus
@@ -160,3 +162,10 @@ def test_a_short_text_is_in_the_curl_line_itself():
 def test_the_curl_line_gets_any_other_sample_from_the_server(body):
     line = request_line("http://h:1", "net", SampleInput("samples/example", "text/plain", body), Settings())
     assert line == f"curl http://h:1/v2/models/net/sample -s | {SENT} --data-binary @-"
+
+
+def test_the_form_that_is_served_is_named(tmp_path):
+    torch.save({"weight": torch.zeros(2)}, tmp_path / "w.pth")
+    archive = SimpleNamespace(manifest=SimpleNamespace(serialized_file="w.pth"), directory=tmp_path)
+    for forms, text in (({}, "weights"), ({"onnx": 2}, "weights, as onnx")):
+        assert kind(SimpleNamespace(archive=archive, forms=forms)) == text

@@ -23,7 +23,8 @@ NEXT = """commit .github, which belongs at the root of the repository. Add in it
 AWS = "the variables AWS_PLAN_ROLE and AWS_DEPLOY_ROLE, roles that trust the repository (infra/iam/trust-github.json)"
 CLUSTER = "the secret KUBECONFIG, or the variables EKS_CLUSTER, AWS_REGION, AWS_PLAN_ROLE and AWS_DEPLOY_ROLE"
 
-NO_SAMPLES = "the archive has no samples, and without one the workflow's check of it fails: pack it with tsx archive --sample FILE"
+NO_SAMPLES = """the archive has no samples: the workflow's check fails if no request is known for the handler; \
+pack it with tsx archive --sample FILE"""
 
 
 def workflow(spec: DeploySpec, facts: Facts, local: Local, words: Sequence[str]) -> tuple[dict[str, str], str]:

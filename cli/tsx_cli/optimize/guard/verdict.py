@@ -181,7 +181,7 @@ class _Rule:
         if max(self.point(whole), failed / self.rows) <= self.allowed:
             return None
         found = self._in_words(self.metric.score(rows)([1] * len(rows)), rows, failed)
-        return f"{found}: {self.limit.text} cannot be kept any more"
+        return f"{found}: {'it' if self.exact else self.limit.text} cannot be kept any more"
 
     def shortage(self) -> str | None:
         if self.exact:

@@ -29,6 +29,9 @@ from tsx_runtime.sources import Trust, in_store, is_hub, is_url
 
 PATHS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})  # below /models/NAME/, where versions are
 
+# The end of an error about a missing module.
+INSTALLS = "Or let the server install the packages of the requirements file: --set install_py_dep_per_model=true."
+
 logger = logging.getLogger("tsx.registry")
 
 
@@ -108,6 +111,9 @@ class Registrar:
             await self._table.discard(version)
             if isinstance(error, LoadFailed):
                 error.model, error.version = version.name, version.version
+                installs = self._settings.install_py_dep_per_model or not archive.manifest.requirements_file
+                if not installs and "No module named" in error.message:
+                    error.message = f"{error.message} {INSTALLS}"
             raise
         return version
 

@@ -17,9 +17,10 @@ from urllib.parse import parse_qsl
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from tsx_runtime.errors import BadRequest
+from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.wire import INPUTS, TENSORS_HEAD, Buffer
 from tsx_runtime.worker.codecs import v2_binary
+from tsx_runtime.worker.exceptions import InvalidInput
 
 logger = logging.getLogger("tsx.worker")
 
@@ -28,6 +29,8 @@ TENSORS = "\n"  # begins what stands for a content type where a header tells tha
 
 # An object, a list, a text, a number or a literal; a form's fields have `=` or `&`.
 _JSON = re.compile(rb'\s*(?:[{\["]|(?:[-+.\deE]+|true|false|null)\s*\Z)')
+_FORM = "application/x-www-form-urlencoded"
+_NO_TYPE = "The request had no content type: send -H 'Content-Type: application/json' if the body is JSON."
 _LENGTHS = struct.Struct("<IQ")
 _INPUTS = INPUTS.decode()
 _TENSORS = f"\r\n{TENSORS_HEAD.decode()}: "
@@ -86,7 +89,7 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
             parts,
             [(part.name, decoded(part.content_type, part.value) if part.content_type and decode else part.value) for part in fields],
         )
-    elif media_type == "application/x-www-form-urlencoded":
+    elif media_type == _FORM:
         if is_json(body):
             return _read_typed(query, "application/json", body, decode)
         # By way of latin-1, which keeps every byte: curl sends files of any kind under this type, and parse_qsl takes bytes for ASCII.
@@ -162,6 +165,20 @@ def is_json(body: Buffer) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def json_fault(meta: str, body: Buffer, words: str) -> InvalidInput | PredictionFailed | None:
+    """Return the error of a client whose body a handler failed for (`words`) and which is no JSON, or had no content type."""
+    content_type = _query_and_type(meta.partition("\r\n")[2])[1]
+    if content_type is None:
+        return PredictionFailed(f"{words.rstrip('.')}. {_NO_TYPE}") if is_json(body) else None
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type == "application/json" or (media_type == _FORM and is_json(body)):
+        try:
+            json.loads(str(body, "utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            return InvalidInput(f"The body is not valid JSON: {error}. {words}")
+    return None
 
 
 def own(body: Buffer) -> bytearray:

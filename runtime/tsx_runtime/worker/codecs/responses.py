@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from tsx_runtime.errors import BadRequest, OutOfResources, PredictionFailed, TsxError, Unavailable, error_body
 from tsx_runtime.wire import JSON_HEADER, Buffer
 from tsx_runtime.worker.codecs.json_text import NULL, JsonText, to_json
+from tsx_runtime.worker.codecs.requests import json_fault
 from tsx_runtime.worker.codecs.v2_binary import TensorResponse
 from tsx_runtime.worker.exceptions import BadRows, EngineDied, InvalidInput, PredictionException, in_words, text_of
 from tsx_runtime.worker.handler_api.context import Context, RequestProcessor
@@ -126,6 +127,14 @@ def failure(error: BaseException, error_status: int = 500) -> Answer:
     wait = getattr(known, "retry_after", None)
     headers = JSON_HEADER if wait is None else JSON_HEADER + b"retry-after: %d\r\n" % wait
     return (code, headers, error_body(code, known.type, known.message))
+
+
+def failure_of(error: BaseException, meta: str, body: Buffer, error_status: int) -> tuple[BaseException, Answer]:
+    """Return the error to log and the answer to a request that a handler failed for. Invalid JSON is its client's fault."""
+    if isinstance(error, PredictionException | TsxError) or is_out_of_resources(error):
+        return error, failure(error, error_status)
+    fault = json_fault(meta, body, f"Prediction failed: {in_words(error)}") or error
+    return fault if isinstance(fault, InvalidInput) else error, failure(fault, error_status)
 
 
 def is_out_of_resources(error: BaseException) -> bool:

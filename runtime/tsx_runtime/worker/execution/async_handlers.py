@@ -19,7 +19,7 @@ from functools import partial
 
 from tsx_runtime.wire import Buffer, Frame, Item, Kind
 from tsx_runtime.worker.channel import FrameSocket, OutFrame
-from tsx_runtime.worker.codecs.responses import CANCELLED, GONE, Answer, encode_answers, failure, is_device_lost, mismatch
+from tsx_runtime.worker.codecs.responses import CANCELLED, GONE, Answer, encode_answers, failure_of, is_device_lost, mismatch
 from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
 from tsx_runtime.worker.diagnostics.failures import log_failure
@@ -104,11 +104,11 @@ class ConcurrentRequests:
         except asyncio.CancelledError:  # by the front end, or by a library of the handler's
             raise
         except BaseException as error:  # the boundary to a user's code: even SystemExit must not end the worker unanswered
-            log_failure([_id_of(items)], error)
+            answer = _logged_failure(error, items[0], self._model)
             if is_device_lost(error):
                 logger.error("the device no longer responds to this process, so the worker exits")
                 self._end(None)
-            return failure(error, self._model.error_status)
+            return answer
 
     def _reply(self, batch: int, began: float, laps: Laps, task: asyncio.Task[Answer]) -> None:
         """Runs also for a task that was cancelled before it started, which `_answer` never saw."""
@@ -165,9 +165,8 @@ def answer(model: ServedModel, items: Sequence[Item]) -> Outcome:
         try:
             return await _answer_of(model, [item], lambda *piece: None)
         except Exception as error:  # the boundary to a user's code
-            log_failure([_id_of([item])], error)
             lost = lost or is_device_lost(error)
-            return failure(error, model.error_status)
+            return _logged_failure(error, item, model)
 
     async def run() -> list[Answer]:
         return await asyncio.gather(*map(one, items))
@@ -198,5 +197,8 @@ async def _answer_of(model: ServedModel, items: Sequence[Item], send: SendPiece)
     return encode_answers(result, context, model.max_response_size, model.error_status)[0]
 
 
-def _id_of(items: Sequence[Item]) -> str:
-    return str(items[0][1], "latin-1").partition("\r\n")[0]
+def _logged_failure(error: BaseException, item: Item, model: ServedModel) -> Answer:
+    meta = str(item[1], "latin-1")
+    error, answer = failure_of(error, meta, item[2], model.error_status)
+    log_failure([meta.partition("\r\n")[0]], error)
+    return answer

@@ -18,6 +18,7 @@ from tsx_runtime.worker.codecs.responses import (
     Answer,
     encode_answers,
     failure,
+    failure_of,
     is_device_lost,
     is_out_of_device_memory,
     mismatch,
@@ -280,6 +281,8 @@ class _Batch:
             self.over = True
             return _Failure(GONE, place_of(error), "", "")
         answer, place, words = failure(error, model.error_status), place_of(error), in_words(error)
+        if len(positions) == 1:
+            error, answer = failure_of(error, requests.metas[0], self._items[positions[0]][2], model.error_status)
         if answer[0] < 500:  # the client's fault: unlike any other, as it says nothing of the handler
             place = place._replace(line=-positions[0])
         if isinstance(error, BadRows) and self._refuse(error, positions):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -75,7 +76,9 @@ def main() -> None:
         report = BuildReport(reason=str(error))
     except Exception as error:  # the boundary to a compiler or converter, which raises whatever it likes
         logger.exception("the form %s was not built", order["form"])
-        report = BuildReport(reason=in_words(error))
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if str(error) else f" in {Path(frame.filename).name}, line {frame.lineno}: {frame.line}"
+        report = BuildReport(reason=in_words(error) + where)
     Path(order["report"]).write_text(json.dumps(report), encoding="utf-8")
 
 

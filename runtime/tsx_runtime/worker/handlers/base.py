@@ -83,6 +83,8 @@ class BaseHandler:
             )
         self.model_pt_path = None if path is None else str(path)
         self.model = self.in_form(lambda: self._load_model(path, model_file))
+        if self.context.model_yaml_config.get("input_shape"):
+            _ = self._input_specs  # raises for a name that the model does not have
         self.mapping = load_label_mapping(model_dir / "index_to_name.json")
         self.initialized = True
 

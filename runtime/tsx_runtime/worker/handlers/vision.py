@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from tsx_runtime.worker.exceptions import BadRows, in_words
+from tsx_runtime.worker.exceptions import BadRows, field_names, form_advice, in_words
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.staging import stack_on_device
@@ -80,8 +80,8 @@ def _value_of(row: Any) -> Any:
     if value is None:
         value = row.get("body")
     if value is None:
-        fields = ", ".join(map(repr, row)) or "nothing"
-        raise NotAnImage(f"The request has no image: it needs a body, or a field named 'data'; it has {fields}.")
+        text = f"The request has no image: it needs a body, or a field named 'data'; it has {field_names(row)}."
+        raise NotAnImage(text + form_advice(row))
     return value
 
 

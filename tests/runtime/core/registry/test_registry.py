@@ -258,3 +258,16 @@ def test_names_that_could_leave_their_place_are_refused(tmp_path):
                 await registry.register_path(path, order(**bad))
 
     with_registry(test)
+
+
+@pytest.mark.parametrize("file", ["r.txt", ""])
+def test_a_missing_module_that_the_requirements_may_bring_names_the_setting_that_installs_them(tmp_path, file):
+    place = make_model(tmp_path / "own", "import not_there", **({"requirementsFile": file} if file else {}))
+    (place / "r.txt").write_text("not-there")
+
+    async def test(registry):
+        with pytest.raises(LoadFailed) as caught:
+            await registry.register_path(place, order())
+        assert ("--set install_py_dep_per_model=true" in caught.value.message) is bool(file)
+
+    with_registry(test)

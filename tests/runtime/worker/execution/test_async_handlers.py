@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,12 @@ from tests.runtime.worker.conftest import DEADLINE, StartWorker, Worker
 from tests.runtime.worker.execution.test_continuous import answers, send
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
+from tsx_runtime.worker.execution import async_handlers
+from tsx_runtime.worker.execution.batch import ServedModel
+from tsx_runtime.worker.execution.recovery import Ceiling
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import Coroutines, LoadedHandler
+from tsx_runtime.worker.handler_api.metrics import Metrics
 
 HANDLER = """
     import asyncio, time
@@ -133,3 +140,15 @@ def test_a_request_that_is_cancelled_before_its_task_has_begun_is_closed_as_well
     frames += wire.encode(Kind.CANCEL, 2)
     worker.sock.sendall(b"".join(bytes(part) for part in frames))
     assert {batch: status for batch, (status, _, _) in answers(worker, 2).items()} == {1: 200, 2: 499}
+
+
+def test_a_body_that_is_no_json_is_its_clients_fault() -> None:
+    async def fails(data: Any, context: Context) -> list[Any]:
+        raise TypeError("no input")
+
+    model = ServedModel(
+        LoadedHandler(fails, "own.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 9, Ceiling(), Metrics()
+    )
+    item = (0, wire.request_meta("id", b"", [(b"content-type", b"application/json")]), b'{"a')
+    ((status, _, body),) = async_handlers.answer(model, [item]).answers
+    assert (status, b"not valid JSON" in bytes(body)) == (400, True)

@@ -148,3 +148,39 @@ def test_a_request_that_cannot_be_read_fails_alone_whatever_reading_it_raises(mo
     answers = answer_batch(model, [good, bad, other], lambda position, headers, body: None).answers
     monkeypatch.undo()
     assert [status for status, _, _ in answers] == [200, 500, 200]
+
+
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "status", "says"),
+    [
+        (JSON, b'{"a": [1, 2', 400, "not valid JSON: Expecting ',' delimiter: line 1 column 12 (char 11). Prediction failed: TypeError"),
+        (JSON, b'{"a": "\xff"}', 400, "not valid JSON: 'utf-8' codec can't decode byte 0xff in position 7"),
+        (FORM, b'{"a": [1, 2', 400, "not valid JSON: "),
+        (None, b'{"a": [1, 2]}', 500, "TypeError: no input. The request had no content type: send -H 'Content-Type: application/json'"),
+        (None, b"\x89PNG", 500, "Prediction failed: TypeError: no input"),
+        (JSON, b'{"a": [1, 2]}', 500, "Prediction failed: TypeError: no input"),
+        ("text/plain", b'{"a', 500, "Prediction failed: TypeError: no input"),
+    ],
+)
+def test_a_failed_handler_is_not_blamed_for_a_body_that_is_no_json(
+    content_type: str | None, body: bytes, status: int, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(data: Any, context: Context) -> list[Any]:
+        if data[0]["body"] == {}:
+            return ["good"] * len(data)
+        raise TypeError("no input")
+
+    model = ServedModel(
+        LoadedHandler(fails, "own.py", None), Context("m", "/m", {}, 1, None, "1"), Coroutines(), True, 9, Ceiling(), Metrics()
+    )
+    headers = [(b"content-type", content_type.encode())] if content_type else []
+    good = (0, request_meta("good", b"", [(b"content-type", JSON.encode())]), b"{}")
+    for batch in ([(0, request_meta("id", b"", headers), body)], [(0, request_meta("id", b"", headers), body), good]):
+        (answer, *others) = answer_batch(model, batch, lambda position, headers, body: None).answers
+        assert (answer[0], says in json.loads(bytes(answer[2]))["message"]) == (status, True), answer
+        assert [status for status, _, _ in others] == [200] * len(others)
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(errors) == (0 if status == 400 else 2), "a failure of the client is not logged as the model's"

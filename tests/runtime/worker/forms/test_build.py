@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
@@ -16,6 +17,7 @@ from tests.support import forked
 from tsx_archiver.metadata.forms import FORMS_FILE, FormRecord, KeptForms
 from tsx_runtime import wire
 from tsx_runtime.wire import Kind
+from tsx_runtime.worker.forms import build
 from tsx_runtime.worker.forms.kinds import known_forms
 from tsx_runtime.worker.forms.loading import load_form
 
@@ -128,3 +130,15 @@ def test_the_crash_of_a_build_leaves_no_report(digits: Path, tmp_path: Path) -> 
     code, report = run(order(digits, "torchscript", tmp_path, "other.py"))
     assert code != 0
     assert report is None
+
+
+def test_an_assertion_without_a_text_is_named_by_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fails(order: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(build, "run", fails)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"form": "int8-static", "report": str(tmp_path / "report")})))
+    build.main()
+    reason = json.loads((tmp_path / "report").read_text())["reason"]
+    assert reason.startswith("AssertionError in test_build.py, line ")
+    assert reason.endswith(": raise AssertionError")

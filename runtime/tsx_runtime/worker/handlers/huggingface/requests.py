@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, Valida
 
 from tsx_runtime.worker.codecs.bodies import requirement, shown
 from tsx_runtime.worker.codecs.json_text import read_json
-from tsx_runtime.worker.exceptions import InvalidInput, form_advice
+from tsx_runtime.worker.exceptions import InvalidInput, field_names, form_advice
 from tsx_runtime.worker.generation.interface import TaskRequest
 
 Reader: TypeAlias = TypeAdapter[Any]
@@ -60,7 +60,7 @@ def _of_form(row: Mapping[str, Any], fields: Collection[str]) -> TaskRequest:
     """A file under `inputs`, `file`, `image` or `audio`, and `parameters` as JSON beside it."""
     file = next((row[name] for name in ("inputs", "file", "image", "audio") if name in row), None)
     if file is None:
-        raise InvalidInput(f"The form has no field `inputs`, but {', '.join(map(repr, row)) or 'none'}.{form_advice(row)}")
+        raise InvalidInput(f"The form has no field `inputs`, but {field_names(row)}.{form_advice(row)}")
     given = row.get("parameters", b"{}")
     try:
         parameters = read_json(bytes(given))

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from tsx_runtime.shared.example_requests import ExampleInput
+from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.forms.loading import FormModel
 from tsx_runtime.worker.handlers.models.model_files import FixedBatch, OnnxModel
 from tsx_runtime.worker.handlers.models.precision import Cast
@@ -82,14 +83,18 @@ class InputSpec(NamedTuple):
         return f"rows of {kind}" if not shape else f"{kind} rows{shape}"
 
 
-def input_specs(model: Any, shape: Shape | None = None, *, casts: bool = False) -> tuple[InputSpec, ...]:
+def input_specs(model: Any, shape: Shape | Mapping[str, Shape] | None = None, *, casts: bool = False) -> tuple[InputSpec, ...]:
     """At least one. `shape` is what model-config.yaml says. `casts`: the model takes float32 whatever its weights are."""
     found = _of_program(model) or _of_layers(model)
     if casts:
         found = tuple(spec._replace(dtype=torch.float32) if spec.dtype and spec.dtype.is_floating_point else spec for spec in found)
-    if shape is not None:
-        return (found[0]._replace(shape=shape, certain=True), *found[1:])
-    return found
+    if shape is None:
+        return found
+    shapes = shape if isinstance(shape, Mapping) else {found[0].name: shape}
+    if unknown := shapes.keys() - {spec.name for spec in found}:
+        names = ", ".join(spec.name for spec in found)
+        raise LoadError(f"input_shape in model-config.yaml names {', '.join(map(str, unknown))}, but the model takes {names}.")
+    return tuple(spec._replace(shape=shapes[spec.name], certain=True) if spec.name in shapes else spec for spec in found)
 
 
 def examples(specs: Sequence[InputSpec]) -> Iterator[list[ExampleInput]]:

@@ -209,7 +209,7 @@ def differences(expected: Mapping[str, torch.Tensor], given: Mapping[str, Any]) 
         if isinstance(given.get(name), torch.Tensor) and given[name].shape != value.shape
     ]
     found = [
-        f"{len(names)} {what}: {', '.join(names[:SHOWN])}{', ...' if len(names) > SHOWN else ''}"
+        f"{len(names)} {what}: {', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}"
         for what, names in (("missing keys", missing), ("unexpected keys", unexpected), ("shapes that differ", shapes))
         if names
     ]

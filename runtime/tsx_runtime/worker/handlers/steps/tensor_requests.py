@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map  # what torch.export itsel
 from tsx_runtime.worker.codecs.responses import is_device_lost, is_out_of_resources
 from tsx_runtime.worker.codecs.v2_binary import DTYPES, OUTPUT, OutputRequest, as_response, output_request_of_json, parse_output_request
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
-from tsx_runtime.worker.exceptions import form_advice, text_of
+from tsx_runtime.worker.exceptions import field_names, form_advice, text_of
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec
 from tsx_runtime.worker.handlers.steps.labels import map_class_to_label
@@ -186,7 +186,7 @@ def _content(row: Any) -> tuple[dict[str, Any], str | OutputRequest, bool | None
     if not row:
         raise MalformedTensors("The request is empty.")
     if advice := form_advice(row):
-        raise MalformedTensors(f"The fields of the form ({', '.join(map(repr, row))}) have no value.{advice}")
+        raise MalformedTensors(f"The fields of the form ({field_names(row)}) have no value.{advice}")
     return {name: _parsed(value) for name, value in row.items()}, PLAIN, None
 
 

@@ -16,11 +16,12 @@ from torch import nn
 
 from tsx_runtime.worker.codecs.array_list import ListLike
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
-from tsx_runtime.worker.exceptions import BadRows
+from tsx_runtime.worker.exceptions import BadRows, LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import BaseHandler
 from tsx_runtime.worker.handlers.models.input_spec import InputSpec, examples, input_specs
 from tsx_runtime.worker.handlers.steps.tensor_requests import read_request
+from tsx_runtime.worker.handlers.vision import NotAnImage, image_bytes
 
 ROW = [0.5, -1.0, 0.25, 2.0]
 IMAGE = torch.arange(784.0).reshape(1, 28, 28).tolist()
@@ -62,11 +63,21 @@ class Table(nn.Module):
         return {"scores": x.sum(1), "bounds": torch.tensor([10.0, 20.0])}
 
 
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pixels, self.meta = nn.Linear(4, 2), nn.Linear(3, 2)
+
+    def forward(self, pixels: torch.Tensor, meta: torch.Tensor) -> torch.Tensor:
+        return self.pixels(pixels) + self.meta(meta)
+
+
 NETS: dict[str, nn.Module] = {
     "linear": nn.Sequential(nn.Linear(4, 3)),
     "grey": Grey(),
     "words": Words(),
     "mean": Mean(),
+    "two": Two(),
     "table": Table(),
     "double": nn.Linear(4, 3).double(),
 }
@@ -357,3 +368,28 @@ def test_each_input_of_torchscript_takes_what_the_layer_behind_it_takes(freeze: 
 def test_a_text_that_was_sent_as_a_form_is_told_the_header() -> None:
     with pytest.raises(MalformedTensors, match=r"\('plain text'\) have no value.*content-type: text/plain"):
         read_request({"plain text": bytearray()}, [InputSpec()])
+
+
+def test_input_shape_names_the_shapes_of_several_inputs(made: Made) -> None:
+    assert made("two")._example is None
+    handler = made("two", input_shape={"meta": [3], "pixels": [4]})
+    assert json.loads(handler.describe_handle()["example"]) == {"instances": [{"pixels": [0] * 4, "meta": [0] * 3}]}
+    assert len(handler.ask({"body": {"pixels": [0] * 4, "meta": [1] * 3}})[0]) == 2
+    assert handler.refused({"body": {"pixels": [0] * 4, "meta": [1] * 5}})[0].startswith(
+        "The request has the shape [5] for the input 'meta'."
+    )
+    with pytest.raises(LoadError, match="names pix, but the model takes pixels, meta"):
+        _ = made("two", input_shape={"pix": [4]})._input_specs
+
+
+@pytest.mark.parametrize("name", ["\ufffdPNG\x1a", "GIF89a\x01", "\ufffd"])
+def test_the_bytes_of_a_file_that_curl_sent_as_a_form_are_not_echoed(made: Made, name: str) -> None:
+    row = {name: bytearray(), "x": bytearray(b"1")}
+    for message in (made("linear").refused(row)[0], refusal_of_image(row)):
+        assert (name in message, "send it with -T FILE, or with --data-binary @FILE" in message) == (False, True)
+
+
+def refusal_of_image(row: dict[str, bytearray]) -> str:
+    with pytest.raises(NotAnImage) as caught:
+        image_bytes(row)
+    return str(caught.value)
