@@ -57,8 +57,9 @@ def stages(before: MetricsSnapshot, after: MetricsSnapshot, mean_ms: float) -> S
 
 def served(before: MetricsSnapshot, after: MetricsSnapshot) -> ServedBatches | None:
     """None where nothing was answered."""
-    held = _held(before, after)
-    return ServedBatches(batch_ms=1000 * held, batches=batch_sizes(before, after)) if held > 0 else None
+    requests = after.counts.get(REQUESTS, 0.0) - before.counts.get(REQUESTS, 0.0)
+    busy = after.sums.get(BUSY, 0.0) - before.sums.get(BUSY, 0.0)
+    return ServedBatches(busy_ms=1000 * busy / requests, batches=batch_sizes(before, after)) if requests > 0 else None
 
 
 def batch_sizes(before: MetricsSnapshot, after: MetricsSnapshot) -> dict[int, int]:

@@ -335,7 +335,7 @@ def with_rates(found: Results) -> Results:
     winner = found.trials[found.winner or 0]
     winner.points += [point(512, winner.points[at].rounds, rate=rate, bound=90) for at, rate in ((0, 20.0), (1, 40.0), (3, 80.0))]
     for turn, each in enumerate(winner.points[1].rounds):
-        each.served = ServedBatches(batch_ms=20, batches={1: 10 + turn, 2: 20, 3: 30, 4: 40})
+        each.served = ServedBatches(batches={1: 10 + turn, 2: 20, 3: 30, 4: 40})
     return found
 
 
