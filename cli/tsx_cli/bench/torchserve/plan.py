@@ -20,7 +20,7 @@ LISTS = ("workers", "batch_size")
 ALWAYS = {"exec_env": "local", "backend_profiling": False, "generate_graphs": False, "benchmark_engine": "ab"}  # the defaults need no note
 UNUSED = {
     "ts_version": "no TorchServe is installed: tsx is measured, or with --against the server that runs there",
-    "metrics_cmd": "that command is not run; --upload cloudwatch:NAMESPACE sends the figures",
+    "metrics_cmd": "that command is not run; results.json has the figures",
     "report_cmd": "that command is not run; the report stays in the directory that --output names",
 }
 FOLDERS = (".", "models_config", "benchmarks/models_config")  # where the files of models are looked for

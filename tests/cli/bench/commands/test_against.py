@@ -159,13 +159,10 @@ def test_a_bound_that_breaks_is_a_failure_in_the_junit_file(served: Running, run
     assert re.match(r"p50 is \S+ ms, the bound is 0 ms|p50 is \S+ ms, the bound is 0\.0000 ms", failure.get("message", ""))
 
 
-def test_a_report_is_written_and_the_figures_go_where_they_are_asked_to(served: Running, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[str] = []
-    monkeypatch.setattr("tsx_cli.bench.storage.cloudwatch.upload", lambda results, namespace: sent.append(f"{namespace} {results.against}"))
-    words = ("--against", served.address("predictions"), "--model", "echo", "--input-kind", "text", "--upload", "cloudwatch:own")
+def test_a_report_is_written(served: Running, run: Run) -> None:
+    words = ("--against", served.address("predictions"), "--model", "echo", "--input-kind", "text")
     done = run("bench", *words, *SHORT, "--output", "out", "--json", "-")
     assert (done.code, json.loads(done.out)["against"]) == (0, words[1])
-    assert sent == [f"own {words[1]}"]
     assert {file.name for file in Path("out").iterdir()} == {"report.html", "report.md", "results.csv", "results.json"}
     assert f"Measured at: **{words[1]}**" in Path("out/report.md").read_text()
 
@@ -218,7 +215,6 @@ def test_a_server_that_accepts_nothing_is_an_error_that_says_why(served: Running
         ),
         ((*TEXT, "--input-kind", "text", "--speed", "2", "--rate", "9"), "--speed is that of a recording"),
         ((*TEXT, "--input-kind", "text", "--certificate", "c.pem"), "--certificate: 'http://h' is not an https address"),
-        ((*TEXT, "--input-kind", "text", "--upload", "s3:x"), "--upload: 's3:x' is not a target"),
         ((*TEXT, "--input-kind", "text", "--ramp", "--rate", "9"), "--ramp chooses the rates itself"),
         ((*TEXT, "--input-kind", "text", "--junit", "out.xml"), "--junit reports what is judged: give --slo as well"),
         ((*TEXT, "--input-kind", "text", "--junit", "no/out.xml", "--slo", "p50<1s"), "--junit: 'no/out.xml' cannot be a file"),
