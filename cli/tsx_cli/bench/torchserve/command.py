@@ -35,7 +35,7 @@ def bench_torchserve(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Directory of the reports.")] = OUTPUT,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Longest duration of one load, however many requests it has.")] = "2m",
 ) -> None:
-    """Run a configuration file of TorchServe's auto-benchmark and write its reports: ab_report.csv and report.md."""
+    """Run a configuration file of TorchServe's auto-benchmark, and write ab_report.csv of each case and a report of each model."""
     from tsx_cli.bench.commands.against_command import trusted
     from tsx_cli.bench.report import show
     from tsx_cli.bench.search.run_options import command_line, seconds
@@ -70,6 +70,6 @@ def bench_torchserve(
     )
     for results in found.values():
         show(results)
-    print(f"reports: {output / 'report.md'}, and ab_report.csv of each in its directory")
+    print(f"reports: {output}, with ab_report.csv of each case and report.html of each model and mode in its directory")
     if any(trial.state == "failed" for results in found.values() for trial in results.trials):
         raise typer.Exit(FAILED)
