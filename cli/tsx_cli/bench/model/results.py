@@ -71,13 +71,6 @@ class GeneratorSide(Part):
     limited: str | None = None
 
 
-class ServedBatches(Part):
-    """Batches as the server's metrics counted them in a round, warm-up included."""
-
-    busy_ms: float | None = None  # of a worker for each request, in the mean
-    batches: dict[int, int] = Field(default_factory=dict)  # by their size
-
-
 class Noise(Part):
     """What else happened on the machine during a measurement. Shares are of its time; None where the system does not tell."""
 
@@ -116,7 +109,7 @@ class Round(Part):
     by_size: list[SizeClass] = Field(default_factory=list)  # where inputs differ in size
     stream: StreamFigures | None = None  # where answers were event streams
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
-    served: ServedBatches | None = None  # where the server was asked
+    busy_ms: float | None = None  # of a worker for each request, warm-up included, where the server was asked
     noise: Noise | None = None
     disturbed: list[str] = Field(default_factory=list)  # by what, each with its figure and its limit; empty where it was quiet
 

@@ -61,7 +61,6 @@ class ArchiveRecord(Part):
     protocol: str = "tsx"
     inputs: Inputs
     best: Best
-    baseline: Best | None = None  # one worker, batch size 1
     curves: list[Curve] = Field(default_factory=list)
     points: list[MeasuredLoad] = Field(default_factory=list)  # of all configurations
 
@@ -92,7 +91,7 @@ def read_record(archive: Path) -> ArchiveRecord | None:
 def record_of(results: Results, *, only_winner: bool = False) -> ArchiveRecord:
     """Return what is kept of a run that has a winner: the loads of all configurations, or only its."""
     assert results.winner is not None
-    best, baseline = _best(results, results.winner), None if results.baseline is None else _best(results, results.baseline)
+    best = _best(results, results.winner)
     if best is None:
         raise CliError("the winner has no measured point, so there is nothing to keep")
     return ArchiveRecord(
@@ -104,7 +103,6 @@ def record_of(results: Results, *, only_winner: bool = False) -> ArchiveRecord:
         protocol=results.protocol,
         inputs=results.inputs,
         best=best,
-        baseline=baseline,
         curves=results.curves,
         points=_points([results.trials[results.winner]] if only_winner else results.trials),
     )
@@ -125,8 +123,7 @@ def _points(trials: Iterable[Trial]) -> list[MeasuredLoad]:
 
 
 def _utilisation(point: Point, workers: int) -> float | None:
-    served = [each.served.busy_ms for each in point.counted if each.served is not None]
-    busy_ms = [each for each in served if each is not None]
+    busy_ms = [each.busy_ms for each in point.counted if each.busy_ms is not None]
     if not busy_ms:
         return None
     return round(min(1.0, point.throughput.value * fmean(busy_ms) / 1000 / workers), 4)

@@ -20,7 +20,6 @@ from tsx_cli.bench.model.results import (
     Point,
     Results,
     Round,
-    ServedBatches,
     Trial,
 )
 from tsx_cli.bench.storage.archive_record import record_of
@@ -36,7 +35,6 @@ def point(throughput: float, p99_ms: float, *, is_open: bool = False, holds: boo
     if is_open:
         offered = OfferedLoad(mode="open", rate=throughput, arrivals="poisson")
     latency = Latency(p50_ms=p99_ms / 2, p99_ms=p99_ms)
-    served = ServedBatches(busy_ms=4.0)
     answers = {"seconds": 1, "sent": 9, "ok": 9, "throughput": throughput}
     return Point(
         offered=offered,
@@ -44,7 +42,7 @@ def point(throughput: float, p99_ms: float, *, is_open: bool = False, holds: boo
         latency=latency,
         p99_ms=Figure(value=p99_ms, low=p99_ms, high=p99_ms),
         holds=holds,
-        rounds=[Round(**answers, latency=latency, served=served)],
+        rounds=[Round(**answers, latency=latency, busy_ms=4.0)],
     )
 
 

@@ -257,7 +257,7 @@ def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
     failing = results_of([lost])
     conclude(failing)
     assert failing.why.startswith("No configuration answered all requests: cpu, 1 worker, batch 1 with 1 connection failed 50.0% of them")
-    assert failing.why.endswith("(200 x unanswered, 6 x 500).")
+    assert failing.why.endswith("(6 x 500, 200 x unanswered).")
     broken = results_of([Trial(configuration=Configuration().as_json(), state="failed", reason="no memory")])
     conclude(broken)
     assert broken.why == "Nothing was measured: no memory"
