@@ -15,7 +15,7 @@ FILES = "results.csv has a row for each load, results.json has everything; tsx b
 
 def write_report(results: Results, directory: Path) -> list[Path]:
     """Write the files, and link what lies in `directory`/profile. Raises OSError."""
-    report = render.Report(
+    report = render.ReportContent(
         command_name="tsx bench",
         title=facts.title(results),
         subtitle=facts.subtitle(results),

@@ -22,7 +22,7 @@ NOTE = "note"  # the head of a last column with text
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#])")
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """A table, whose first `texts` columns are text and whose others are figures, except a note."""
 
     title: str
@@ -34,7 +34,7 @@ class Table(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportContent:
     command_name: str
     title: str
     subtitle: str
@@ -47,7 +47,7 @@ class Report:
     keys: str  # of model-config.yaml
     notes: Sequence[str]
     charts: Sequence[Chart]
-    tables: Sequence[Table]
+    tables: Sequence[ReportTable]
     failures: Sequence[tuple[str, str]]  # (name, log)
     facts: Sequence[tuple[str, str]]
     command: str
@@ -55,7 +55,7 @@ class Report:
     files: Sequence[tuple[str, str]] = ()  # (path, command that shows it)
 
 
-def write(report: Report, rows: Sequence[Mapping[str, Any]], json: str, directory: Path) -> list[Path]:
+def write(report: ReportContent, rows: Sequence[Mapping[str, Any]], json: str, directory: Path) -> list[Path]:
     """Write the files, each whole or as it was, and return their paths. Raises OSError."""
     loader = FileSystemLoader(Path(__file__).parent)
     templates = Environment(
@@ -92,7 +92,7 @@ def _cell(value: object) -> object:
     return f"{value:.6g}" if isinstance(value, float) else csv_cell(value)
 
 
-def show(table: Table, title: str = "", most: int = sys.maxsize, without_note: str = "") -> None:
+def show(table: ReportTable, title: str = "", most: int = sys.maxsize, without_note: str = "") -> None:
     """Print the first rows of a table and the marked ones, with their notes below but for one."""
     columns = len(table.head) - (table.head[-1] == NOTE)
     rows = [row for place, row in enumerate(table.rows) if place < most or row[0].endswith(")")]

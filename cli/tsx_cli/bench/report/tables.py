@@ -13,7 +13,7 @@ from tsx_cli.bench.model.results import Point, Results, Trial
 from tsx_cli.bench.model.statistics import interval
 from tsx_cli.bench.report import shown
 from tsx_cli.bench.report.figures import STAGES, stage_times
-from tsx_cli.bench.report.render import NOTE, Table
+from tsx_cli.bench.report.render import NOTE, ReportTable
 from tsx_cli.common.output import milliseconds, number
 
 LATENCIES = ("mean_ms", "p50_ms", "p90_ms", "p99_ms", "p999_ms", "max_ms")
@@ -21,7 +21,7 @@ STREAM = ("ttft_p50_ms", "ttft_p99_ms", "tpot_p50_ms", "tpot_p99_ms")
 STREAM_RATES = ("tokens_per_second", "prompt_tokens_per_second", "goodput")
 
 
-def tables(results: Results) -> list[Table]:
+def tables(results: Results) -> list[ReportTable]:
     """Return all tables; those without figures have no rows."""
     trials = [results.trials[index] for index in shown.ordered(results)]
     return [configurations(results), *details(trials, results), _stages(trials, results), loads(trials, results)]
@@ -43,16 +43,16 @@ def headline(results: Results) -> list[tuple[str, str]]:
     return figures
 
 
-def details(trials: Sequence[Trial], results: Results) -> list[Table]:
+def details(trials: Sequence[Trial], results: Results) -> list[ReportTable]:
     """Return what the terminal shows of the best configuration, and other reports of all."""
     return [_streams(trials, results), _sizes(results), _starts(trials, results)]
 
 
-def configurations(results: Results) -> Table:
+def configurations(results: Results) -> ReportTable:
     """Return a row for each configuration, the best first."""
     head = ("configuration", "load", "answers/s", "p50", "p99", "errors", *_cost_column(results), NOTE)
     rows = [_configuration(index, results) for index in shown.ordered(results)]
-    return Table("All configurations", "", head, rows, 2)
+    return ReportTable("All configurations", "", head, rows, 2)
 
 
 def _configuration(index: int, results: Results) -> list[str]:
@@ -79,7 +79,7 @@ def _cost_column(results: Results) -> tuple[str, ...]:
     return () if results.price_per_hour is None else ("cost/M",)
 
 
-def loads(trials: Sequence[Trial], results: Results) -> Table:
+def loads(trials: Sequence[Trial], results: Results) -> ReportTable:
     head = ("configuration", "load", "answers/s", *map(shown.word, LATENCIES), "errors", *_cost_column(results), "rounds", "bounds")
     rows = [
         [
@@ -92,7 +92,7 @@ def loads(trials: Sequence[Trial], results: Results) -> Table:
         for trial in trials
         for point in trial.points
     ]
-    return Table("All measured loads", "", head, rows, 2, is_folded=True)
+    return ReportTable("All measured loads", "", head, rows, 2, is_folded=True)
 
 
 def _rounds(point: Point) -> str:
@@ -100,7 +100,7 @@ def _rounds(point: Point) -> str:
     return f"{len(point.counted)} ({disturbed} disturbed)" if disturbed else str(len(point.counted) or shown.NONE)
 
 
-def _streams(trials: Sequence[Trial], results: Results) -> Table:
+def _streams(trials: Sequence[Trial], results: Results) -> ReportTable:
     says = (
         "TTFT is the time to the first token, TPOT the time per output token after it; tokens are those that were generated. "
         "Goodput is the answers per second of which each kept the bounds of time by itself."
@@ -118,10 +118,10 @@ def _streams(trials: Sequence[Trial], results: Results) -> Table:
         for point in trial.points
         if (stream := point.stream) is not None
     ]
-    return Table("Streams of tokens", says, head, rows)
+    return ReportTable("Streams of tokens", says, head, rows)
 
 
-def _sizes(results: Results) -> Table:
+def _sizes(results: Results) -> ReportTable:
     """Return the latencies by the size of the input, at the summary's load."""
     point = shown.summary_point(results)
     classes: dict[tuple[int, int], list[SizeClass]] = {}
@@ -136,10 +136,10 @@ def _sizes(results: Results) -> Table:
         ]
         for (smallest, largest), found in sorted(classes.items())
     ]
-    return Table("By size of the input", "", ("input", "answers", "p50", "p99"), rows)
+    return ReportTable("By size of the input", "", ("input", "answers", "p50", "p99"), rows)
 
 
-def _starts(trials: Sequence[Trial], results: Results) -> Table:
+def _starts(trials: Sequence[Trial], results: Results) -> ReportTable:
     says = "A server's start until it is ready, its first answer after that, and its median latency once warm, at its lightest load."
     rows = []
     for trial in trials:
@@ -149,16 +149,16 @@ def _starts(trials: Sequence[Trial], results: Results) -> Table:
             ready = shown.with_margin(interval([1000 * start.ready_seconds for start in trial.starts]))
             answered = shown.with_margin(interval(first)) if first else shown.NONE
             rows.append([shown.name(trial, results), ready, answered, milliseconds(min(warm))])
-    return Table("Cold and warm", says, ("configuration", "start until ready", "first answer", "warm p50"), rows)
+    return ReportTable("Cold and warm", says, ("configuration", "start until ready", "first answer", "warm p50"), rows)
 
 
-def _stages(trials: Sequence[Trial], results: Results) -> Table:
+def _stages(trials: Sequence[Trial], results: Results) -> ReportTable:
     rows = [
         [shown.name(trial, results), *(milliseconds(value) for _, value in stage_times(trial.stages))]
         for trial in trials
         if trial.stages is not None
     ]
-    return Table("Mean time of a request", "", ("configuration", *STAGES), rows, is_folded=True)
+    return ReportTable("Mean time of a request", "", ("configuration", *STAGES), rows, is_folded=True)
 
 
 def csv_rows(results: Results) -> Iterator[dict[str, Any]]:

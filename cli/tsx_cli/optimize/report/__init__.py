@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_cli.bench.report import facts, render, shown
-from tsx_cli.bench.report.render import NOTE, Report, Table
+from tsx_cli.bench.report.render import NOTE, ReportContent, ReportTable
 from tsx_cli.common.output import milliseconds, one_line
 from tsx_cli.optimize.report.figures import charts, percent
 from tsx_cli.optimize.results import FormResult, OptimizeResults, SizeFigures
@@ -23,7 +23,7 @@ def write_report(results: OptimizeResults, directory: Path) -> list[Path]:
     """Write the files, each whole or as it was, and return their paths. Raises OSError."""
     others = [[form.name, form.label, form.state, form.reason] for form in results.forms if not form.sizes]
     table = forms(results)
-    report = Report(
+    report = ReportContent(
         command_name="tsx optimize",
         title=_title(results),
         subtitle=f"tsx optimize, {shown.moment(results.started)}, on {facts.machine(results.environment)}; {results.limit}",
@@ -36,7 +36,7 @@ def write_report(results: OptimizeResults, directory: Path) -> list[Path]:
         keys="" if results.best is None else f"forms: [{results.best}]",
         notes=results.notes,
         charts=charts(results),
-        tables=[table, Table("Forms without figures", "", ("form", "in words", "state", NOTE), others, 3)],
+        tables=[table, ReportTable("Forms without figures", "", ("form", "in words", "state", NOTE), others, 3)],
         failures=[],
         facts=_facts(results),
         command=results.command,
@@ -45,15 +45,15 @@ def write_report(results: OptimizeResults, directory: Path) -> list[Path]:
     return render.write(report, list(_csv_rows(results)), results.model_dump_json(indent=1) + "\n", directory)
 
 
-def forms(results: OptimizeResults) -> Table:
+def forms(results: OptimizeResults) -> ReportTable:
     """Return a row for the reference and each measured form, the fastest first."""
     measured = [results.reference, *(form for form in results.forms if form.sizes)]
     measured.sort(key=lambda form: -(1.0 if form is results.reference else form.speedup or 0.0))
     head = ("form", *(f"batch {size}" for size in results.batch_sizes), "loss", "at most", "files", "memory", "load", NOTE)
-    return Table("Measured forms", "", head, [_row(form, results) for form in measured])
+    return ReportTable("Measured forms", "", head, [_row(form, results) for form in measured])
 
 
-def _headline(table: Table, results: OptimizeResults) -> list[tuple[str, str]]:
+def _headline(table: ReportTable, results: OptimizeResults) -> list[tuple[str, str]]:
     """Return the figures of the best form by their names; none if the model as it is stays."""
     best = next((row for row in table.rows if row[0] == f"{results.best} (best)"), None)
     return [] if best is None else [*zip(table.head[1:-1], best[1:-1], strict=True)]
