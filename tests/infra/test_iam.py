@@ -24,7 +24,7 @@ NO_CALLS = {  # permissions that are not called as an operation of the API
     "s3:ListBucket", "s3:PutBucketPublicAccessBlock",
 }  # fmt: skip
 UNNAMED = {  # what has no resources, or is asked of all of them
-    "Who", "SignInToEcr", "Prices", "Lists", "Scaling", "LookAtAlarms", "Metrics",
+    "Who", "SignInToEcr", "Lists", "Scaling", "LookAtAlarms", "Metrics",
 }  # fmt: skip
 
 

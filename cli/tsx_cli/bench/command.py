@@ -28,7 +28,6 @@ WITH_RESUME = {  # all other options are those of the original run
     "time_limit",
     "profile",
     "write",
-    "upload",
     "as_json",
     "price_per_hour",
     "junit",
@@ -82,7 +81,6 @@ def bench_command(
     ramp: options.Ramp = False,
     profile: options.Profile = False,
     write: options.Write = False,
-    upload: options.Upload = None,
     price_per_hour: options.PricePerHour = None,
     junit: options.JUnit = None,
     server_cores: options.ServerCores = None,
@@ -104,14 +102,11 @@ def bench_command(
         seconds,
         share,
     )
-    from tsx_cli.bench.storage.cloudwatch import read_target
-    from tsx_cli.bench.storage.cloudwatch import upload as send
     from tsx_cli.bench.storage.junit import bound_cases, check_junit, write_junit
     from tsx_cli.bench.storage.write_back import check_writable
     from tsx_cli.bench.storage.write_back import write as keep
     from tsx_cli.common.output import print_json
 
-    namespace = None if upload is None else read_target(upload)
     limit = None if time_limit is None else seconds(time_limit, "--time-limit")
     settings, _ = read_settings(None)
     if resume is not None:
@@ -179,8 +174,6 @@ def bench_command(
         print(one_line(message), file=sys.stderr)
     if junit is not None:
         write_junit(junit, bound_cases(results), results)
-    if namespace is not None:
-        send(results, namespace)
     if not results.complete:
         raise typer.Exit(INTERRUPTED)
     if results.winner is None:

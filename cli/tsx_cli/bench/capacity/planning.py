@@ -1,133 +1,167 @@
-"""Computes the replicas for a request rate from a measured curve: `tsx plan` without files and command line."""
+"""Computes the replicas for a request rate from the loads that a benchmark measured."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Sequence
-from typing import NamedTuple
+import shlex
+from pathlib import Path
+from typing import Any
 
-from tsx_archiver.metadata.slo import Bound, Slo
-from tsx_cli.bench.model.replica import Replica, served
-from tsx_cli.bench.model.simulate import SimulationResult, constant, poisson, recorded
+from tsx_archiver import inspect_archive
+from tsx_archiver.metadata.slo import Slo
+from tsx_cli.bench.model.configuration import Configuration
+from tsx_cli.bench.model.points import best_point, cost_per_million, knee_of
+from tsx_cli.bench.model.results import read_results
+from tsx_cli.bench.model.slo import parse_slo
+from tsx_cli.bench.storage.archive_record import (
+    ArchiveRecord,
+    MeasuredLoad,
+    read_record,
+    record_of,
+)
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.options import archive_limits
+from tsx_cli.common.output import milliseconds, number, print_table
+from tsx_runtime.core.placement.hardware import describe
 
-REQUESTS = 40_000  # that are simulated
-MOST = 100_000  # replicas
-IDLE = 0.001  # of what it can do: hardly a request finds another one there
-STEPS = 8  # halvings on the way to the highest rate
-FULL = 0.95  # of the workers' time: beyond it, without bounds, the least burst makes a queue that does not end
+
+def read_measurements(archive: Path | None, results: Path | None) -> ArchiveRecord:
+    """Return the record of a results.json or else of an archive.
+
+    Raises:
+        CliError: there is none, or it has no winner.
+        UsageError: neither is given.
+    """
+    if results is not None:
+        run = read_results(results)
+        if run.winner is None:
+            raise CliError(f"{results} has no winner to plan from; run `tsx bench` to completion")
+        return record_of(run)
+    if archive is None:
+        raise UsageError("name an archive that `tsx bench MODEL.mar --write` has measured, or the --results of a benchmark")
+    record = read_record(archive)
+    if record is None:
+        measure = f"`tsx bench {archive} --ramp --write` measures it"
+        raise CliError(f"{archive} was never measured. {measure}; or name a --results file")
+    return record
 
 
-class CapacityPlan(NamedTuple):
-    """`at` is what each of the replicas does at the rate asked for, `quickest` and `slowest` the same with batches as long as in the
-    quickest and in the slowest round that was measured, and `with_headroom` with the headroom used up."""
+def bounds_of(slo: str | None, archive: Path | None, record: ArchiveRecord) -> Slo | None:
+    """Return the bounds asked for, else the archive's latency target, else the benchmark's."""
+    if slo is None and archive is not None:
+        slo = inspect_archive(archive, limits=archive_limits()).config.slo
+    text = slo or record.slo
+    return parse_slo(text) if text else None
 
-    replicas: int
-    highest: float  # requests per second with which one of them keeps the bounds
-    at: SimulationResult
-    quickest: SimulationResult
-    slowest: SimulationResult
-    with_headroom: SimulationResult
-    replicas_at_slowest: int | None  # with batches as long as in the slowest round; None where no number keeps the bounds
+
+def highest_load(
+    record: ArchiveRecord,
+    bounds: Slo | None,
+    workers: int | None,
+    batch_size: int | None,
+    archive: Path | None,
+) -> MeasuredLoad:
+    """Return the load with the highest rate that kept the bounds.
+
+    Raises:
+        CliError: no load of that configuration was measured, or none kept the bounds.
+    """
+    best = Configuration(**record.best.configuration)
+    workers, batch_size = workers or best.workers, batch_size or best.batch_size
+    loads = [
+        load.model_copy(update={"holds": _holds(load, bounds, record)})
+        for load in record.points
+        if load.how.variant.kind == best.variant.kind and (load.how.workers, load.how.batch_size) == (workers, batch_size)
+    ]
+    loads_by_configuration = [[load for load in loads if load.how == how] for how in dict.fromkeys(load.how for load in loads)]
+    highest = filter(None, map(_highest, loads_by_configuration))
+    if (load := max(highest, key=lambda load: load.throughput.value, default=None)) is not None:
+        return load
+    reason = f"no measured load kept {bounds}" if loads else "the benchmark has no load"
+    name = str(archive or record.model.archive or f"{record.model.name}.mar")
+    options = ["--workers", str(workers), "--batch-sizes", str(batch_size), "--ramp", "--write"]
+    command = ["tsx", "bench", name, *(["--slo", str(bounds)] if bounds else []), *options]
+    raise CliError(f"{reason} with workers {workers}, batch size {batch_size}; this measures it: {shlex.join(command)}")
+
+
+def _holds(load: MeasuredLoad, bounds: Slo | None, record: ArchiveRecord) -> bool:
+    measured_bounds = parse_slo(record.slo) if record.slo else Slo(())
+    fell_behind = not load.holds and not measured_bounds.broken(load.times, load.error_rate)
+    return not fell_behind and not (bounds or Slo(())).broken(load.times, load.error_rate)
+
+
+def _highest(loads: list[MeasuredLoad]) -> MeasuredLoad | None:
+    """Return the knee of the open loops, else the highest load below every open loop that broke."""
+    held, broken = knee_of(loads)
+    if held is not None and broken is not None:
+        loads = [load for load in loads if load.offered == held.offered]
+    elif broken is not None:
+        limit = broken.offered.rate or 0.0
+        loads = [load for load in loads if load.throughput.value < limit]
+    best = best_point(loads)
+    return None if best is None else loads[best]
 
 
 def plan(
-    replica: Replica,
+    record: ArchiveRecord,
+    load: MeasuredLoad,
     rate: float,
-    slo: Slo | None,
-    *,
-    headroom: float = 0.0,
-    moments: Sequence[float] = (),
-    seed: int = 0,
-) -> CapacityPlan | None:
-    """The least number of replicas that keeps the bounds with this share more of requests; None where no number does.
-
-    Each request goes to one of them by chance. `moments` are those of a recording, which come closer or further apart to make the rate.
-    """
-    arrivals = _Arrivals(tuple(moments), seed)
-    most = rate * (1 + headroom)
-    found = least(replica, most, slo, arrivals)
-    if found is None:
-        return None
-
-    def simulated(replica: Replica, rate: float = rate) -> SimulationResult:
-        return served(replica, arrivals.of_one(rate, found), seed)
-
-    at, (low, high) = simulated(replica), replica.quickest_and_slowest
-    with_headroom = simulated(replica, most) if headroom else at
-    return CapacityPlan(
-        found,
-        max(highest(replica, slo, seed), most / found),
-        at,
-        simulated(low),
-        simulated(high),
-        with_headroom,
-        least(high, most, slo, arrivals, found),
-    )
-
-
-class _Arrivals(NamedTuple):
-    moments: tuple[float, ...]  # of a recording; none: by chance
-    seed: int
-
-    def of_one(self, rate: float, replicas: int) -> list[float]:
-        """When the requests of one of so many come."""
-        if len(self.moments) > 1:
-            return _drawn(recorded(self.moments, rate), replicas, self.seed)
-        return poisson(rate / replicas, REQUESTS, self.seed)
+    bounds: Slo | None,
+    headroom: float,
+    price_per_hour: float | None,
+) -> dict[str, Any]:
+    """Return the report. `headroom` is a share of `rate`, which is in requests per second."""
+    highest = load.throughput.value
+    replicas = math.ceil(rate * (1 + headroom) / highest)
+    environment = record.environment
+    report: dict[str, Any] = {
+        "rps": round(rate, 3),
+        "slo": None if bounds is None else str(bounds),
+        "replicas": replicas,
+        "configuration": load.configuration,
+        "describes": str(load.how),
+        "most_rps_per_replica": round(highest, 1),
+        "share_of_most": round(rate / replicas / highest, 4),
+        "load": {
+            "offered": load.offered.model_dump(),
+            "describes": str(load.offered),
+            **load.latency.model_dump(),
+            "error_rate": load.error_rate,
+            "utilisation": load.utilisation,
+        },
+        "measured": {
+            "date": record.measured,
+            "on": describe(environment.cpu, environment.cores, tuple(environment.gpus)),
+            "here": record.here,
+        },
+    }
+    if price_per_hour is not None:
+        report["cost_per_hour"] = round(price_per_hour * replicas, 6)
+        report["cost_per_million"] = round(cost_per_million(price_per_hour * replicas, rate), 6)
+    return report
 
 
-def least(replica: Replica, most: float, slo: Slo | None, arrivals: _Arrivals, fewest: int = 1) -> int | None:
-    """The least number of replicas that keeps the bounds at so many requests a second, from `fewest` on; None where no number does."""
-
-    def share(replicas: int) -> SimulationResult:
-        return served(replica, arrivals.of_one(most, replicas), arrivals.seed)
-
-    slo = slo_of(replica, slo)
-    if not _keeps(served(replica, constant(IDLE * replica.capacity, 1000), arrivals.seed), slo):
-        return None  # a request that comes to an idle server is too late already
-    accepted = 1 - (0.0 if slo is None else slo.errors)
-    high = max(fewest, math.ceil(0.98 * accepted * most / replica.capacity))
-    low = high - 1
-    while not _keeps(share(high), slo):
-        if high >= MOST or most / high < IDLE * replica.capacity:
-            return None
-        low, high = high, min(MOST, high + max(1, high // 4))
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if _keeps(share(middle), slo) else (middle, high)
-    return high
-
-
-def highest(replica: Replica, slo: Slo | None, seed: int = 0) -> float:
-    """The most requests a second with which one replica keeps the bounds, if they come by chance; 0 where no rate does."""
-    low, high, slo = 0.0, replica.capacity, slo_of(replica, slo)
-    for _ in range(STEPS):
-        rate = (low + high) / 2
-        low, high = (rate, high) if _keeps(served(replica, poisson(rate, REQUESTS, seed), seed), slo) else (low, rate)
-    return low
-
-
-def slo_of(replica: Replica, slo: Slo | None) -> Slo | None:
-    """A model with a latency target refuses what it cannot answer in time: as many requests as may be late."""
-    if replica.target is None or slo is None or slo.errors:
-        return slo
-    return Slo((*slo.bounds, Bound("errors", 1 - replica.target.quantile, "")))
-
-
-def _drawn(moments: Sequence[float], replicas: int, seed: int) -> list[float]:
-    """Those that come to one replica, of a recording that begins again until there are enough."""
-    chance = random.Random(seed)
-    period = moments[-1] * len(moments) / (len(moments) - 1)
-    wanted = min(replicas, 20) * REQUESTS  # of many replicas most is thrown away
-    rounds = max(1, round(wanted / len(moments)))
-    return [turn * period + moment for turn in range(rounds) for moment in moments if replicas == 1 or chance.random() * replicas < 1]
-
-
-def _keeps(result: SimulationResult, slo: Slo | None) -> bool:
-    if not result.answered:
-        return True
-    errors = result.refused / (result.refused + result.answered)
-    if slo is None:
-        return errors == 0 and result.utilisation <= FULL
-    return not slo.broken(result._asdict(), errors)
+def show(report: dict[str, Any]) -> None:
+    """Print the report as a table."""
+    load, measured = report["load"], report["measured"]
+    share, most = report["share_of_most"], report["most_rps_per_replica"]
+    rows: list[tuple[str, object]] = [
+        ("replicas", report["replicas"]),
+        ("each of them", report["describes"]),
+        ("the most that one does", f"{most:,.4g} requests/s, of which this is {share:.0%}"),
+        ("measured with", load["describes"]),
+        ("latency then", f"p50 {milliseconds(load['p50_ms'])}, p99 {milliseconds(load['p99_ms'])}"),
+    ]
+    if load["utilisation"] is not None:
+        rows.append(("workers at work then", f"{load['utilisation']:.0%} of the time"))
+    if "cost_per_hour" in report:
+        rows.append(("cost per hour", f"{report['cost_per_hour']:.2f}"))
+        rows.append(("cost per million requests", number(report["cost_per_million"])))
+    bound = f" under {report['slo']}" if report["slo"] else ""
+    print_table([f"{report['rps']:g} requests/s{bound}", ""], rows)
+    print(f"Measured {measured['date'][:10]} on {measured['on']}.")
+    if not measured["here"]:
+        print("This machine is different: the figures are for machines like the measured one.")
+    if load["offered"]["mode"] == "closed":
+        print("Its clients waited for their answers; requests that arrive at random wait longer.")
+        print("Use --headroom, or measure such requests: tsx bench --ramp --write.")

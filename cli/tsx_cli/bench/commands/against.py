@@ -12,17 +12,17 @@ from tsx_cli.bench.generator.plan import Arrivals, LoadPlan
 from tsx_cli.bench.generator.run import LoadProgress, measure, most_connections
 from tsx_cli.bench.measure.environment import environment
 from tsx_cli.bench.model.parts import PinnedCores
-from tsx_cli.bench.model.points import best_point, knee_of, open_loops, with_round
+from tsx_cli.bench.model.points import best_point, failures, knee_of, open_loops, with_round
 from tsx_cli.bench.model.results import ModelInfo, Point, Results, Round, Trial, now
 from tsx_cli.bench.model.statistics import FEWEST
-from tsx_cli.bench.report import details, facts, shown
+from tsx_cli.bench.report import facts, show_details, shown
+from tsx_cli.bench.report.tables import loads
 from tsx_cli.bench.search.ramp import to_the_knee
 from tsx_cli.bench.search.run_options import plain
 from tsx_cli.bench.workload.payloads import mix
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.output import milliseconds, one_line, print_table
 
-STALLS_SHOWN = 3
 OPEN_CONNECTIONS = 256  # of an open loop: requests that may be under way
 
 
@@ -97,49 +97,26 @@ def run_against(
 
 
 def show_against(results: Results) -> None:
-    """A table for people."""
+    """Print the figures of the load, one below the other, and the course of a ramp."""
     trial = results.trials[0]
     point = trial.chosen or trial.points[0]
-    offered, rounds = point.offered, point.rounds
-    if offered.mode == "closed":
-        load = f"{offered.connections} connection{'s' if offered.connections != 1 else ''}, each sending its next request after an answer"
-    else:
-        load = f"{offered.rate:,.6g} requests/s, {offered.arrivals} arrivals, {offered.connections} connections at most"
-    inputs = results.inputs
-    sizes = f"{inputs.smallest} bytes" if inputs.smallest == inputs.largest else f"{inputs.smallest} to {inputs.largest} bytes"
-    low, high = point.throughput.low, point.throughput.high
-    interval = f" ({low:,.1f} to {high:,.1f} with 95 % confidence)" if high > low else ""
-    rows: list[tuple[str, object]] = [
-        ("load", load),
-        (
-            "sent",
-            f"{sum(each.sent for each in rounds):,} in {sum(each.seconds for each in rounds):.1f} s; {inputs.count} different, {sizes}",
-        ),
-        ("throughput", f"{point.throughput.value:,.1f} accepted answers/s{interval}"),
-    ]
-    figures = point.latency.model_dump()
-    rows += [(_shown_name(name), milliseconds(value)) for name, value in figures.items()]
-    corrected = max((each.corrected_p99_ms or 0.0 for each in rounds), default=0.0)
-    if corrected:
-        rows.append(("p99 as arriving clients see it", milliseconds(corrected)))
-    rows += _failures(rounds)
-    stalls = [stall for each in rounds for stall in each.stalls]
-    if stalls:
-        longest = sorted(stalls, key=lambda stall: -stall[1])[:STALLS_SHOWN]
-        lengths = ", ".join(milliseconds(1000 * length) for _, length in longest)
-        rows.append(("stalls", f"{len(stalls)} without any answer; the longest: {lengths}"))
-    worst = max(rounds, key=lambda each: each.generator.cpu + each.generator.starved).generator
-    late = f"; {milliseconds(max(each.generator.late_p99_ms for each in rounds))} late (p99)" if offered.mode == "open" else ""
-    rows.append(("generator", f"{worst.cpu:.0%} of a core, {worst.starved:.0%} of the time without one{late}"))
-    if results.price_per_hour is not None:
-        rows.append(("cost per million requests", shown.cost(point, results)))
-    if facts.pinned(results):
-        rows.append(("pinned to cores", facts.pinned(results)))
+    table = loads([trial.model_copy(update={"points": [point]})], results)
+    rows: dict[str, object] = dict(zip(table.head[1:], table.rows[0][1:], strict=True))
     if results.slo is not None:
-        rows.append(("bounds", f"{results.slo}: {'hold' if point.holds else 'do not hold'}"))
-    print_table([f"{results.model.name} at {results.against}" if results.model.name else f"{results.against}", ""], rows)
-    for detail in details(results):
-        print(detail)
+        rows["bounds"] = f"{results.slo}: {'hold' if point.holds else 'do not hold'}"
+    seconds, inputs = sum(each.seconds for each in point.rounds), results.inputs
+    sent = f"{sum(each.sent for each in point.rounds):,} in {seconds:.1f} s; {inputs.count} different, {facts.size_range(inputs)}"
+    every = sum(each.sent + each.unsent for each in point.rounds) or 1
+    rows |= {"sent": sent, **{kind: f"{count:,} ({count / every:.2%})" for kind, count in failures(point.rounds).items()}}
+    if stalls := shown.stalls(point):
+        rows["stalls"] = stalls
+    worst = max(point.rounds, key=lambda each: each.generator.cpu + each.generator.starved).generator
+    late = f"; {milliseconds(max(each.generator.late_p99_ms for each in point.rounds))} late (p99)" if point.offered.mode == "open" else ""
+    rows["generator"] = f"{worst.cpu:.0%} of a core, {worst.starved:.0%} of the time without one{late}"
+    if results.pinning is not None:
+        rows["pinned to cores"] = facts.pinned(results)
+    print_table([f"{results.model.name} at {results.against}" if results.model.name else f"{results.against}", ""], rows.items())
+    show_details(results)
     for line in _ramp(results):
         print(line)
     for note in results.notes:
@@ -161,18 +138,6 @@ def _ramp(results: Results) -> Iterator[str]:
     else:
         ends = "the load ended before one that does not" if broken is None else f"{shown.rate(broken)} does not"
         yield f"knee: {shown.rate(held)} holds, {ends} ({bounds})"
-
-
-def _failures(rounds: Sequence[Round]) -> list[tuple[str, object]]:
-    counts = {"refused (429, 503)": sum(each.refused for each in rounds)}
-    for each in rounds:
-        for name, times in each.errors.items():
-            text = f"answered {name}" if name.isdigit() else f"not answered ({name})"
-            counts[text] = counts.get(text, 0) + times
-    counts["without answer at the end"] = sum(each.unanswered for each in rounds)
-    counts["not sent: no connection was free"] = sum(each.unsent for each in rounds)
-    sent = sum(each.sent + each.unsent for each in rounds) or 1
-    return [(name, f"{count:,} ({count / sent:.2%})") for name, count in counts.items() if count]
 
 
 def _notes(point: Point) -> list[str]:
@@ -198,8 +163,7 @@ def _note_of_knee(points: Sequence[Point]) -> list[str]:
 
 
 def _nothing(plan: LoadPlan, result: Round) -> str:
-    kinds = {"429 or 503": result.refused, **result.errors, "no answer": result.unanswered, "not sent": result.unsent}
-    came = ", ".join(f"{name} ({count:,} times)" for name, count in kinds.items() if count) or "nothing came back"
+    came = ", ".join(f"{kind} ({count:,} times)" for kind, count in failures([result]).items()) or "nothing came back"
     hint = {
         "404": f"is the model called {plan.model}, and the protocol {plan.protocol}?",
         "401": "give a token with --token",
@@ -210,8 +174,3 @@ def _nothing(plan: LoadPlan, result: Round) -> str:
     }
     help_text = next((text for name, text in hint.items() if name in result.errors), "send a single request to see its answer")
     return f"{plan.url} accepted no request: {came}; {help_text}"
-
-
-def _shown_name(field: str) -> str:
-    name = field.removesuffix("_ms")
-    return {"p999": "p99.9", "mean": "latency mean", "max": "the slowest"}.get(name, name)

@@ -69,7 +69,6 @@ def bench_against(
         str | None,
         typer.Option("--json", metavar="FILE|-", help="Write the results as JSON; - is standard output.", rich_help_panel=options.OUTPUT),
     ] = None,
-    upload: options.Upload = None,
     ramp: options.Ramp = False,
     price_per_hour: options.PricePerHour = None,
     junit: options.JUnit = None,
@@ -89,13 +88,11 @@ def bench_against(
     from tsx_cli.bench.model.slo import parse_slo
     from tsx_cli.bench.report import write_report
     from tsx_cli.bench.search.run_options import command_line, finite, seconds
-    from tsx_cli.bench.storage import cloudwatch
     from tsx_cli.bench.storage.junit import bound_cases, check_junit, write_junit
     from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
 
     if json_to not in (None, "-") and (Path(json_to).is_dir() or not Path(json_to).absolute().parent.is_dir()):
         raise UsageError(f"--json: '{json_to}' cannot be a file; name one in a directory that is there, or - for standard output")
-    namespace = None if upload is None else cloudwatch.read_target(upload)
     if output is not None and output.exists() and not output.is_dir():
         raise UsageError(f"--output: '{output}' is a file; name a directory")
     if speed is not None and arrivals != "recorded":
@@ -164,8 +161,6 @@ def bench_against(
         print(f"report: {output / 'report.html'}, with report.md, results.csv and results.json beside it", file=sys.stderr)
     if junit is not None:
         write_junit(junit, bound_cases(results), results)
-    if namespace is not None:
-        cloudwatch.upload(results, namespace)
     if bounds is not None and results.trials[0].best is None:
         raise typer.Exit(FAILED)
 

@@ -167,14 +167,6 @@ Profile = Annotated[bool, typer.Option("--profile", help="Profile a worker of th
 Write = Annotated[
     bool, typer.Option("--write", help="Write the winning settings and the measurements into the archive.", rich_help_panel=OUTPUT)
 ]
-Upload = Annotated[
-    str | None,
-    typer.Option(
-        metavar="cloudwatch:NAMESPACE",
-        help="Also send the figures to CloudWatch, with the environment's credentials.",
-        rich_help_panel=OUTPUT,
-    ),
-]
 Certificate = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Certificate to trust, in addition to this machine's and certificate_file.")
 ]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tsx_cli.bench.model.results import ServedBatches, Stages
+from tsx_cli.bench.model.results import Stages
 
 _SAMPLE = re.compile(r"^(tsx_[a-z_]+?)_(sum|count|bucket|total)\{([^}]*)\} (\S+)")
 _LABEL = re.compile(r'([a-z_]+)="([^"]*)"')
@@ -55,10 +55,10 @@ def stages(before: MetricsSnapshot, after: MetricsSnapshot, mean_ms: float) -> S
     )
 
 
-def served(before: MetricsSnapshot, after: MetricsSnapshot) -> ServedBatches | None:
-    """None where nothing was answered."""
-    held = _held(before, after)
-    return ServedBatches(batch_ms=1000 * held, batches=batch_sizes(before, after)) if held > 0 else None
+def busy_ms(before: MetricsSnapshot, after: MetricsSnapshot) -> float | None:
+    """Return a worker's mean milliseconds for a request; None where nothing was answered."""
+    requests = after.counts.get(REQUESTS, 0.0) - before.counts.get(REQUESTS, 0.0)
+    return 1000 * (after.sums.get(BUSY, 0.0) - before.sums.get(BUSY, 0.0)) / requests if requests > 0 else None
 
 
 def batch_sizes(before: MetricsSnapshot, after: MetricsSnapshot) -> dict[int, int]:

@@ -121,7 +121,7 @@ class RunningCandidate:
         except (OSError, psutil.Error) as error:
             raise TrialFailed(f"the server has exited: {self.server.last_words()}") from error
         stages = scrape.stages(before, after, result.latency.mean_ms)
-        result = result.model_copy(update={"served": scrape.served(before, after)})
+        result = result.model_copy(update={"busy_ms": scrape.busy_ms(before, after)})
         return LoadMeasurement(result, stages, scrape.batch_sizes(before, after), sampler.during(began, plan.lead + plan.seconds))
 
     def answers(self, payloads: Sequence[Payload], together: int) -> list[ComparedAnswer]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -108,6 +109,15 @@ def knee_of(points: Iterable[Point]) -> Knee:
     loops = open_loops(points)
     held = max((at for at, point in enumerate(loops) if point.holds), default=-1)
     return Knee(loops[held] if held >= 0 else None, next(iter(loops[held + 1 :]), None))
+
+
+def failures(rounds: Iterable[Round]) -> dict[str, int]:
+    """Count the requests without an accepted answer by what came of them."""
+    counts: Counter[str] = Counter()
+    for each in rounds:
+        others = {"refused (429, 503)": each.refused, "unanswered": each.unanswered, "not sent": each.unsent}
+        counts.update(each.errors | others)
+    return {kind: count for kind, count in counts.items() if count}
 
 
 def cost_per_million(price_per_hour: float, rate: float) -> float:

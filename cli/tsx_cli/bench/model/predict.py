@@ -15,7 +15,6 @@ OVERHEAD_MS = 0.3  # of a request, outside its worker: the client, the front end
 BETWEEN_MS = 0.1  # from a batch's answers to the next batch's start
 GPU_SHARE = 0.7  # of a batch's time, in which its GPU can do nothing for another worker: a guess, which measuring corrects
 TAIL = 2.33  # standard deviations to the 99th percentile
-REQUESTS = 3000  # that are simulated where the loop is open
 
 
 class Timing(NamedTuple):
@@ -89,20 +88,16 @@ def _closed(timing: Timing, configuration: Configuration, connections: int, over
 
 
 def _open(timing: Timing, configuration: Configuration, rate: float, overhead_ms: float, cores: int) -> Prediction:
+    """Estimate an open loop from its capacity: waiting grows with use / (1 - use)."""
     most = capacity(timing, configuration, cores)
     if rate >= most:
         return Prediction(throughput=most, p99_ms=math.inf)
-    slow = tuple(slowdown(timing, configuration, cores, active) for active in range(configuration.workers + 1))
-    p99 = _simulated(timing, slow, configuration.workers, configuration.batch_size, rate)
-    return Prediction(throughput=rate, p99_ms=p99 + overhead_ms)
-
-
-@lru_cache(maxsize=4096)
-def _simulated(timing: Timing, slow: tuple[float, ...], workers: int, batch_size: int, rate: float) -> float:
-    from tsx_cli.bench.model.simulate import poisson, simulate  # only open loops need it
-
-    times = [timing.batch_ms(size) for size in range(1, batch_size + 1)]
-    return simulate(times, poisson(rate, REQUESTS, seed=1), workers=workers, slow=slow, spread=timing.spread, seed=1).p99_ms
+    workers, most_in_batch, use = configuration.workers, configuration.batch_size, rate / most
+    took = timing.batch_ms(1 + use * (most_in_batch - 1)) * slowdown(timing, configuration, cores)
+    took *= 1 + TAIL * timing.spread
+    waited = TAIL * took * use / (1 - use) / workers / most_in_batch
+    running = took if most_in_batch > 1 else 0.0  # the batch that a request just missed
+    return Prediction(throughput=rate, p99_ms=waited + running + took + overhead_ms)
 
 
 def latency_of(prediction: Prediction, times: float = 1.0) -> dict[str, float]:
@@ -150,12 +145,7 @@ def best_rate(
     low, high = 0.0, 0.98
     for _ in range(6):
         middle = (low + high) / 2
-        one = _open(timing, configuration, _rounded(middle * most), overhead_ms, cores)
+        one = _open(timing, configuration, middle * most, overhead_ms, cores)
         low, high = (middle, high) if slo.slack(latency_of(one, times)) <= 1 else (low, middle)
-    rate = _rounded(max(low, 0.05) * most)
+    rate = float(f"{max(low, 0.05) * most:.3g}")
     return rate, _open(timing, configuration, rate, overhead_ms, cores)
-
-
-def _rounded(rate: float) -> float:
-    """Three digits are enough, and are looked up again."""
-    return float(f"{rate:.3g}")

@@ -71,13 +71,6 @@ class GeneratorSide(Part):
     limited: str | None = None
 
 
-class ServedBatches(Part):
-    """Batches as the server's metrics counted them in a round, warm-up included."""
-
-    batch_ms: float  # that the batch of a request took, from its worker's beginning to the reply: the mean over requests
-    batches: dict[int, int] = Field(default_factory=dict)  # by their size
-
-
 class Noise(Part):
     """What else happened on the machine during a measurement. Shares are of its time; None where the system does not tell."""
 
@@ -116,7 +109,7 @@ class Round(Part):
     by_size: list[SizeClass] = Field(default_factory=list)  # where inputs differ in size
     stream: StreamFigures | None = None  # where answers were event streams
     generator: GeneratorSide = Field(default_factory=GeneratorSide)
-    served: ServedBatches | None = None  # where the server was asked
+    busy_ms: float | None = None  # of a worker for each request, warm-up included, where the server was asked
     noise: Noise | None = None
     disturbed: list[str] = Field(default_factory=list)  # by what, each with its figure and its limit; empty where it was quiet
 
@@ -147,21 +140,6 @@ class Point(Part):
 def counted(rounds: Sequence[Round]) -> list[Round]:
     """The undisturbed ones, where there are any."""
     return [each for each in rounds if not each.disturbed] or list(rounds)
-
-
-class Observation(Part):
-    """One round of one configuration, from which `tsx plan` fits its model."""
-
-    workers: int
-    batch_size: int
-    offered: OfferedLoad
-    throughput: float
-    p50_ms: float
-    p99_ms: float
-    served: ServedBatches | None = None
-
-    def matches(self, configuration: Configuration) -> bool:
-        return (self.workers, self.batch_size) == (configuration.workers, configuration.batch_size)
 
 
 class Stages(Part):
@@ -250,7 +228,7 @@ class Curve(Part):
     form: str | None = None
     points: list[CurvePoint] = Field(default_factory=list)
     failed: str | None = None  # why there are no more points
-    spread: float = 0.0  # coefficient of variation of a batch's time: its noise, for simulations
+    spread: float = 0.0  # coefficient of variation of a batch's time: its noise
     noise: Noise | None = None
     disturbed: list[str] = Field(default_factory=list)  # as a round's
 

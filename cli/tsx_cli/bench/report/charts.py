@@ -1,4 +1,4 @@
-"""Draws charts as SVG without a library: lines, bars, stacked bars, with error bars, in the colours of the page's theme."""
+"""Draws charts as SVG without a library: lines and stacked bars, with error bars, in the colours of the page's theme."""
 
 from __future__ import annotations
 
@@ -71,7 +71,6 @@ class Series(NamedTuple):
     style: str
     marks: Sequence[ChartMark]
     dots: bool = True
-    area: bool = False
     joined: bool = True
 
 
@@ -155,9 +154,6 @@ def plot(
         places = [(_across(mark.x, x), _down(mark.y, y, height), mark) for mark in each.marks]
         path = " ".join(f"{'L' if index else 'M'}{left:.1f} {top:.1f}" for index, (left, top, _) in enumerate(places))
         drawn = []
-        if each.area and len(places) > 1:
-            floor = height - BOTTOM
-            drawn.append(f'<path class="area" d="{path} L{places[-1][0]:.1f} {floor} L{places[0][0]:.1f} {floor} Z"/>')
         if each.joined and len(places) > 1:
             drawn.append(f'<path class="line" d="{path}"/>')
         drawn += [_error_bar(left, top, mark, x, y, height) for left, top, mark in places]
@@ -208,7 +204,7 @@ def _span(span: AxisSpan, x: Axis, height: float) -> str:
     )
 
 
-def _error_bar(left: float, top: float, mark: ChartMark, x: Axis, y: Axis, height: float, style: str = "error") -> str:
+def _error_bar(left: float, top: float, mark: ChartMark, x: Axis, y: Axis, height: float) -> str:
     path = ""
     if mark.across is not None and mark.across.low < mark.across.high:
         low, high = (_across(min(max(end, x.low), x.high), x) for end in mark.across)
@@ -216,7 +212,7 @@ def _error_bar(left: float, top: float, mark: ChartMark, x: Axis, y: Axis, heigh
     if mark.upright is not None and mark.upright.low < mark.upright.high:
         low, high = (_down(min(max(end, y.low), y.high), y, height) for end in mark.upright)
         path += f"M{left:.1f} {low:.1f} V{high:.1f} " + "".join(f"M{left - CAP:.1f} {end:.1f} h{2 * CAP:g} " for end in (low, high))
-    return f'<path class="{style}" d="{path.strip()}"/>' if path else ""
+    return f'<path class="error" d="{path.strip()}"/>' if path else ""
 
 
 def _rule(rule: ReferenceLine, y: Axis, height: float) -> str:
@@ -269,22 +265,3 @@ def stacked(title: str, rows: Sequence[tuple[str, str, Sequence[BarSegment], Int
             left = max(left, high)
         drawn.append(f'<text class="end" x="{left + 6:.1f}" y="{top + 10}">{escape(end)}</text>')
     return "".join([*drawn, "</svg>"])
-
-
-def bars(title: str, label: str, values: Sequence[tuple[str, float, str, Interval | None]], *, unit: str = "") -> str:
-    """One bar for each (name, value, hint, interval), side by side."""
-    y = axis(unit, [value for _, value, _, _ in values], log=False, bars=[bar for *_, bar in values])
-    slot = (WIDTH - LEFT - RIGHT) / max(1, len(values))
-    every = max(1, math.ceil(28 / slot))  # so that the names do not lie over each other
-    x = Axis(label, 0, len(values), ticks=[(index + 0.5, name) for index, (name, *_) in enumerate(values) if index % every == 0])
-    drawn = [_open(title, HEIGHT), _frame(x, y, HEIGHT), '<g class="winner">']
-    width = min(44.0, slot * 0.78)
-    for index, (_, value, hint, bar) in enumerate(values):
-        top = _down(value, y, HEIGHT)
-        left = LEFT + (index + 0.5) * slot - width / 2
-        tall = max(0.0, HEIGHT - BOTTOM - top)
-        drawn.append(
-            f'<rect class="bar" x="{left:.1f}" y="{top:.1f}" width="{width:.1f}" height="{tall:.1f}"><title>{escape(hint)}</title></rect>'
-        )
-        drawn.append(_error_bar(left + width / 2, top, ChartMark(index, value, "", upright=bar), x, y, HEIGHT, "error on-bar"))
-    return "".join([*drawn, "</g></svg>"])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.points import knee_of, open_loops
 from tsx_cli.bench.model.results import Curve, CurvePoint, Figure, Point, Results, Stages, Trial
 from tsx_cli.bench.model.statistics import QUANTILES, interval, merged, percentile, percentile_figure
-from tsx_cli.bench.report import over_time, shown
+from tsx_cli.bench.report import shown
 from tsx_cli.bench.report.charts import (
     Axis,
     AxisSpan,
@@ -22,7 +22,6 @@ from tsx_cli.bench.report.charts import (
     ReferenceLine,
     Series,
     axis,
-    bars,
     latency_axis,
     plot,
     stacked,
@@ -31,6 +30,7 @@ from tsx_cli.common.output import milliseconds, number
 
 NAMED = 5  # configurations that have a colour of their own; the others are drawn without
 MOST_BARS = 8
+SHORT = 220  # height of a chart over time
 OTHERS = 2  # beside the winner and the baseline, where lines would hide each other
 FEWEST_RATES = 3  # of open loops, that make a chart
 BARS = "Error bars are 95 % intervals over the rounds."
@@ -40,8 +40,8 @@ PERCENTILES = [(0.5, "50 %"), (0.9, "90 %"), (0.99, "99 %"), (0.999, "99.9 %"), 
 
 def charts(results: Results) -> list[Chart]:
     """Those that there are figures for."""
-    makers = (frontier, by_rate, distribution, streams, stages, batch_sizes, curves)
-    return [*(chart for make in makers if (chart := make(results)) is not None), *over_time.charts(results)]
+    makers = (frontier, by_rate, distribution, streams, stages, batch_sizes, curves, latency_over_time)
+    return [chart for make in makers if (chart := make(results)) is not None]
 
 
 def named(results: Results, has: Callable[[Trial], bool]) -> list[tuple[int, str]]:
@@ -158,24 +158,17 @@ def distribution(results: Results) -> Chart | None:
         point = shown.shown_point(trial)
         assert point is not None
         name = shown.name(trial, results)
-        marks = [
-            ChartMark(-math.log10(1 - level), value, f"{name}\n{level:.5g} of the answers within {milliseconds(value)}")
-            for level, value in _levels(point)
-        ]
+        together = merged([each.histogram for each in point.counted])
+        known = [(level, value) for figure, level in QUANTILES.items() if (value := float(getattr(point.latency, figure))) > 0]
+        marks = _level_marks(name, _levels(together) or known)
         if marks:
             lines.append(_distribution_bars(point, style, marks[-1].x))
             lines.append(Series(f"{name}, {point.offered}", style, marks, dots=len(marks) <= len(QUANTILES)))
-    if not lines:
-        return None
-    drawn = [mark for each in lines for mark in each.marks]
-    last = max(mark.x for mark in drawn)
-    places = [(0.0, "0"), *((-math.log10(1 - level), text) for level, text in PERCENTILES)]
-    x = Axis("share of the answers", 0.0, max(2.0, last), ticks=[tick for tick in places if tick[0] <= max(2.0, last) + 1e-9])
-    return Chart(
+    return _percentiles(
         "Latency distribution",
         f"The latency that a share of the answers does not exceed, for each configuration at its best load. {BARS}",
-        plot("Latency by percentile", x, axis("ms", [mark.y for mark in drawn], bars=[mark.upright for mark in drawn]), lines),
-        [LegendEntry(each.style, each.name) for each in reversed(lines) if each.joined],
+        "Latency by percentile",
+        lines,
     )
 
 
@@ -189,15 +182,14 @@ def _distribution_bars(point: Point, style: str, last: float) -> Series:
     return Series("", style, marks, dots=False, joined=False)
 
 
-def _levels(point: Point) -> list[tuple[float, float]]:
-    """(share, milliseconds), as far as there are answers to tell."""
-    together = merged([each.histogram for each in point.counted])
-    answers = sum(count for _, count in together)
+def _levels(histogram: Sequence[tuple[float, int]]) -> list[tuple[float, float]]:
+    """Return (share, milliseconds), as far as there are answers to tell."""
+    answers = sum(count for _, count in histogram)
     if not answers:
-        return [(level, value) for name, level in QUANTILES.items() if (value := float(getattr(point.latency, name))) > 0]
+        return []
     end = min(5.0, max(1.0, math.log10(answers)))
     steps = [end * step / 60 for step in range(61)]
-    return [(1 - 10**-step, percentile(together, 1 - 10**-step)) for step in steps]
+    return [(1 - 10**-step, percentile(histogram, 1 - 10**-step)) for step in steps]
 
 
 def streams(results: Results) -> Chart | None:
@@ -206,35 +198,37 @@ def streams(results: Results) -> Chart | None:
     point = None if trial is None else shown.shown_point(trial)
     if trial is None or point is None or point.stream is None:
         return None
-    of_answers = merged([each.histogram for each in point.counted])
-    lines = []
-    for name, style, histogram in (
-        ("whole answer", "baseline", of_answers),
-        ("time per output token (TPOT)", "s2", point.stream.tpot_histogram),
-        ("time to first token (TTFT)", "winner", point.stream.ttft_histogram),
-    ):
-        levels = [step / 50 for step in range(1, 50)] + [0.99]
-        marks = [
-            ChartMark(100 * level, value, f"{name}\n{level:.0%} within {milliseconds(value)}")
-            for level in levels
-            if (value := percentile(histogram, level)) > 0
-        ]
-        lines.append(Series(name, style, marks, dots=False))
-    drawn = [mark for line in lines for mark in line.marks]
+    histograms = {
+        ("time to first token (TTFT)", "winner"): point.stream.ttft_histogram,
+        ("time per output token (TPOT)", "s2"): point.stream.tpot_histogram,
+        ("whole answer", "baseline"): merged([each.histogram for each in point.counted]),
+    }
+    lines = [Series(name, style, _level_marks(name, _levels(histogram)), dots=False) for (name, style), histogram in histograms.items()]
     bounds = [ReferenceLine(bound.limit, bound.text) for bound in shown.bounds(results) if "." in bound.figure]
-    return Chart(
+    return _percentiles(
         "Tokens of a stream",
         f"What a share of the answers does not exceed, at the best load of {shown.name(trial, results)}. TTFT counts from where the "
         "latency does; TPOT is the mean time of an answer from one token to the next.",
-        plot(
-            "Time to first token and per output token",
-            Axis("% of the answers", 0.0, 100.0),
-            latency_axis("ms", drawn, [each.y for each in bounds]),
-            lines,
-            bounds,
-        ),
-        [LegendEntry(line.style, line.name) for line in reversed(lines)],
+        "Time to first token and per output token",
+        lines[::-1],
+        bounds,
     )
+
+
+def _percentiles(title: str, says: str, label: str, lines: Sequence[Series], bounds: Sequence[ReferenceLine] = ()) -> Chart | None:
+    drawn = [mark for line in lines for mark in line.marks]
+    if not drawn:
+        return None
+    last = max(2.0, *(mark.x for mark in drawn))
+    places = [(0.0, "0"), *((-math.log10(1 - level), text) for level, text in PERCENTILES)]
+    x = Axis("share of the answers", 0.0, last, ticks=[tick for tick in places if tick[0] <= last + 1e-9])
+    y = axis("ms", [*(mark.y for mark in drawn), *(bound.y for bound in bounds)], bars=[mark.upright for mark in drawn])
+    legend = [LegendEntry(line.style, line.name) for line in reversed(lines) if line.joined]
+    return Chart(title, says, plot(label, x, y, lines, bounds), legend)
+
+
+def _level_marks(name: str, levels: Sequence[tuple[float, float]]) -> list[ChartMark]:
+    return [ChartMark(-math.log10(1 - level), value, f"{name}\n{level:.5g} within {milliseconds(value)}") for level, value in levels]
 
 
 def stages(results: Results) -> Chart | None:
@@ -277,25 +271,15 @@ def batch_sizes(results: Results) -> Chart | None:
         return None
     total = sum(trial.batch_sizes.values())
     mean = sum(size * count for size, count in trial.batch_sizes.items()) / total
-    bars_of = _batch_bars(shown.shown_point(trial))
-    values = [
-        (str(size), 100 * count / total, f"{count:,} batches of {size} ({count / total:.1%})", bars_of.get(size))
+    rows = [
+        (f"batch of {size}", f"{count / total:.1%}", [BarSegment(100 * count / total, "winner", f"{count:,} batches")], None)
         for size, count in sorted(trial.batch_sizes.items())
     ]
     return Chart(
         "Batches",
-        f"Number of requests in a batch, at the best load of {shown.name(trial, results)}: {mean:.1f} on average. {BARS}",
-        bars("Batches by size", "requests in a batch", values, unit="% of the batches"),
+        f"The share of batches by their size, at the best load of {shown.name(trial, results)}: {mean:.1f} requests on average.",
+        stacked("Batches by size", rows),
     )
-
-
-def _batch_bars(point: Point | None) -> dict[int, Interval]:
-    """Of the share in percent that each size has, over the rounds; around the mean of them."""
-    rounds = [each.served.batches for each in point.counted if each.served is not None and each.served.batches] if point else []
-    if len(rounds) < 2:
-        return {}
-    sizes = {size for batches in rounds for size in batches}
-    return {size: _bar(interval([100 * batches.get(size, 0) / sum(batches.values()) for batches in rounds])) for size in sizes}
 
 
 def curves(results: Results) -> Chart | None:
@@ -339,3 +323,35 @@ def _of_median(point: CurvePoint) -> Interval:
 
 def _worker(curve: Curve) -> str:
     return Configuration(**curve.variant._asdict()).worker
+
+
+def latency_over_time(results: Results) -> Chart | None:
+    """Draw all rounds of the best load one after the other."""
+    trial = shown.told_trial(results)
+    point = None if trial is None else shown.shown_point(trial)
+    if trial is None or point is None or not any(each.over_time for each in point.rounds):
+        return None
+    spans: list[AxisSpan] = []
+    lines: list[Series] = []
+    offset = length = 0.0
+    for turn, one in enumerate(point.rounds, 1):
+        ends = [end for end, *_ in one.over_time]
+        if not ends:
+            continue
+        length = ends[1] - ends[0] if len(ends) > 1 else one.seconds
+        start = offset - (ends[0] - length)  # where the round begins to count
+        if start > offset:
+            spans.append(AxisSpan(offset, start, "warm", f"warm-up of round {turn}"))
+        for place, (name, style) in enumerate((("p50", "s2"), ("p99", "winner")), start=2):
+            marks = [ChartMark(start + each[0] - length / 2, float(each[place]), "") for each in one.over_time if each[1]]
+            lines.append(Series(f"{name} of round {turn}", style, marks, dots=False))
+        offset = start + ends[-1]
+        if one.disturbed:
+            spans.append(AxisSpan(start, offset, "disturbed", f"round {turn}: {'; '.join(one.disturbed)}"))
+    rounds = f"{len(point.rounds)} rounds one after the other" if len(point.rounds) > 1 else "one round"
+    shaded = ", and rounds that were disturbed" if any(span.style == "disturbed" for span in spans) else ""
+    says = f"of intervals of {length:.2g} s, at the best load of {shown.name(trial, results)}: {rounds}. What is shaded is warm-up{shaded}."
+    x = axis("seconds", [offset], log=False)
+    y = latency_axis("ms", [mark for line in lines for mark in line.marks])
+    svg = plot("Latency over time", x, y, lines, spans=spans, height=SHORT)
+    return Chart("Latency over time", f"p50 and p99 {says}", svg, [LegendEntry("winner", "p99"), LegendEntry("s2", "p50")])

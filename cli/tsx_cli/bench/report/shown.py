@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from datetime import datetime
-from typing import NamedTuple
 
 from tsx_archiver.metadata.slo import Bound
 from tsx_cli.bench.model.points import cost_per_million
@@ -62,22 +60,6 @@ def word(figure: str) -> str:
     return f"{part.upper()} {text}" if part else text
 
 
-class TrialRow(NamedTuple):
-    """A row of the table of trials."""
-
-    name: str
-    mark: str  # winner, recommended (of a tie), tie, baseline or nothing
-    load: str
-    short_load: str
-    throughput: str
-    interval: str
-    p50: str
-    p99: str
-    errors: str
-    cost: str  # of a million requests
-    note: str  # beside the figures
-
-
 def shown_point(trial: Trial) -> Point | None:
     """Its best within the bounds; where there is none, the one of the lowest p99 that has answers."""
     if trial.chosen is not None:
@@ -97,6 +79,15 @@ def ordered(results: Results) -> list[int]:
     return sorted(range(len(results.trials)), key=key)
 
 
+def summary_point(results: Results) -> Point | None:
+    """The winner's; where none was sought, that of the server that was measured."""
+    if results.winner is not None:
+        return results.trials[results.winner].chosen
+    if results.against is not None:
+        return next((point for trial in results.trials if (point := shown_point(trial)) is not None), None)
+    return None
+
+
 def told_trial(results: Results) -> Trial | None:
     """The one whose details are shown: the winner, or what is best where nothing won."""
     if results.winner is not None:
@@ -104,35 +95,11 @@ def told_trial(results: Results) -> Trial | None:
     return next((results.trials[index] for index in ordered(results) if results.trials[index].points), None)
 
 
-def line(index: int, results: Results) -> TrialRow:
-    trial = results.trials[index]
-    mark = "winner" if index == results.winner else "baseline" if index == results.baseline else ""
+def mark(index: int, results: Results) -> str:
+    """Return winner, recommended (of a tie), tie, baseline or nothing."""
     if results.tied and index in (results.winner, *results.tied):
-        mark = "recommended" if index == results.winner else "tie"
-    point = shown_point(trial)
-    if point is None:
-        predicted = trial.predicted if trial.state == "predicted" else None
-        reached = NONE if predicted is None else f"about {number(predicted.throughput)}"
-        p99 = NONE if predicted is None or math.isinf(predicted.p99_ms) else f"about {milliseconds(predicted.p99_ms)}"
-        return TrialRow(name(trial, results), mark, NONE, NONE, reached, "", NONE, p99, NONE, NONE, note(trial, results))
-    return TrialRow(
-        name(trial, results),
-        mark,
-        str(point.offered),
-        point.offered.short,
-        number(point.throughput.value),
-        margin(point.throughput),
-        milliseconds(point.latency.p50_ms),
-        milliseconds(point.p99_ms.value),
-        share(point.error_rate),
-        cost(point, results),
-        note(trial, results),
-    )
-
-
-def cost_column(results: Results) -> tuple[str, ...]:
-    """Its title, where a price is given."""
-    return () if results.price_per_hour is None else ("cost/M",)
+        return "recommended" if index == results.winner else "tie"
+    return "winner" if index == results.winner else "baseline" if index == results.baseline else ""
 
 
 def per_million(point: Point, results: Results) -> float | None:

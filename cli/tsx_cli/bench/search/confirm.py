@@ -20,7 +20,6 @@ ATTEMPTS = 5  # one that no longer holds its bounds makes room for another
 MOST_ROUNDS = 20
 CALM = 0.8  # of its most: the rate of requests that come at random, which it should stand
 LEAST_STEP, MOST_STEP = 0.6, 0.9  # times a load that no longer holds the bounds: the next that is tried
-IDLE = 0.3  # of its most: a rate that lets workers idle
 NEAR = 0.21  # of its most: rates that are closer are not parted any more
 
 
@@ -63,7 +62,6 @@ def confirm(run: Measurer) -> list[PairedComparison]:
     winner, tied = choose(run.order(), run.trial, turns.compared(leader, _group(run, [leader, *run.order()])))
     assert winner is not None
     at_random(run, winner)
-    with_idle_workers(run, winner)
     return turns.compared(winner, dict.fromkeys([*_group(run, [winner, *run.order()]), *tied]))
 
 
@@ -165,14 +163,6 @@ def at_random(run: Measurer, at: int) -> None:
         return _holds(run, at, offered)
 
     bisected(holds, 0.0, 1.0, CALM, NEAR)
-
-
-def with_idle_workers(run: Measurer, at: int) -> None:
-    """A calm open loop, by which `tsx plan` learns what a worker takes longer that has idled."""
-    best = _best(run, at)
-    if best is not None and run.seconds_left() >= run.round_seconds:
-        most = _point(run, at, best).throughput.value
-        run.attempt(at, OfferedLoad(mode="open", rate=float(f"{IDLE * most:.3g}"), arrivals="poisson"))
 
 
 def _holds(run: Measurer, at: int, offered: OfferedLoad | None) -> bool:

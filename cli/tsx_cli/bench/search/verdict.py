@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
+from tsx_cli.bench.model.points import failures
 from tsx_cli.bench.model.results import OUT_OF_TIME, Point, Results, Trial
 from tsx_cli.common.output import milliseconds, rounded
 
@@ -113,10 +113,7 @@ def _nobody(results: Results) -> str:
 
 
 def _errors(trial: Trial, point: Point) -> str:
-    kinds = Counter({"refused": sum(each.refused for each in point.rounds), "unanswered": sum(each.unanswered for each in point.rounds)})
-    for each in point.rounds:
-        kinds.update(each.errors)
-    errors = ", ".join(f"{count} x {kind}" for kind, count in kinds.items() if count)
+    errors = ", ".join(f"{count} x {kind}" for kind, count in failures(point.rounds).items())
     return f"{trial.how()} with {point.offered} failed {point.error_rate:.1%} of them ({errors})."
 
 

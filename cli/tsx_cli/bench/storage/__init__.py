@@ -1,1 +1,1 @@
-"""The stored results of a run: journal, archive record, comparisons, CloudWatch."""
+"""The stored results of a run: journal, archive record, comparisons."""

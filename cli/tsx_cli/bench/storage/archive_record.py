@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from tsx_archiver import read_member
-from tsx_cli.bench.generator.result import BUSY
 from tsx_cli.bench.model.configuration import Configuration
 from tsx_cli.bench.model.parts import Part
-from tsx_cli.bench.model.results import Curve, Environment, Inputs, ModelInfo, Observation, OfferedLoad, Results, Round
-from tsx_cli.bench.model.statistics import merged, percentile
+from tsx_cli.bench.model.results import (
+    Curve,
+    Environment,
+    Inputs,
+    ModelInfo,
+    OfferedLoad,
+    Point,
+    Results,
+    Trial,
+)
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
 from tsx_runtime.core.models.benchmark_record import FILE, FORMAT, LARGEST
 from tsx_runtime.core.placement.hardware import hardware
-
-QUANTILES = 200  # of what is noted of a distribution
 
 
 class Best(Part):
@@ -34,6 +40,17 @@ class Best(Part):
     p99_ms: float
 
 
+class MeasuredLoad(Point):
+    """A load on one configuration."""
+
+    configuration: dict[str, Any]
+    utilisation: float | None = None  # share of the time that the workers were at work
+
+    @property
+    def how(self) -> Configuration:
+        return Configuration(**self.configuration)
+
+
 class ArchiveRecord(Part):
     format: int = FORMAT
     measured: str  # ISO 8601, with the offset
@@ -44,28 +61,13 @@ class ArchiveRecord(Part):
     protocol: str = "tsx"
     inputs: Inputs
     best: Best
-    baseline: Best | None = None  # one worker, batch size 1
     curves: list[Curve] = Field(default_factory=list)
-    loads: list[Observation] = Field(default_factory=list)  # every round of the winner: what a server adds to its curve
-    alone_ms: list[float] = Field(default_factory=list)  # latencies of one request at a time on one worker: quantiles, evenly apart
-    transport_ms: float | None = None  # between client and worker then
+    points: list[MeasuredLoad] = Field(default_factory=list)  # of all configurations
 
     @property
     def here(self) -> bool:
         """Whether this machine computes as the one that it was measured on."""
         return self.environment.fingerprint == hardware().fingerprint
-
-    def as_best(self) -> Observation:
-        """All that is known of its loads where their rounds were not kept."""
-        how, best = Configuration(**self.best.configuration), self.best
-        return Observation(
-            workers=how.workers,
-            batch_size=how.batch_size,
-            offered=best.offered,
-            throughput=best.throughput,
-            p50_ms=best.p50_ms,
-            p99_ms=best.p99_ms,
-        )
 
     def content(self) -> bytes:
         return json.dumps(self.model_dump(mode="json"), indent=1, ensure_ascii=False).encode() + b"\n"
@@ -86,13 +88,12 @@ def read_record(archive: Path) -> ArchiveRecord | None:
         raise CliError(f"{archive}: {FILE} is damaged; measure again: tsx bench {archive} --write") from error
 
 
-def record_of(results: Results, curves: list[Curve] | None = None) -> ArchiveRecord:
-    """What is kept of a run that has a winner."""
+def record_of(results: Results, *, only_winner: bool = False) -> ArchiveRecord:
+    """Return what is kept of a run that has a winner: the loads of all configurations, or only its."""
     assert results.winner is not None
-    best, baseline = _best(results, results.winner), None if results.baseline is None else _best(results, results.baseline)
+    best = _best(results, results.winner)
     if best is None:
         raise CliError("the winner has no measured point, so there is nothing to keep")
-    alone, transport = alone_of(results)
     return ArchiveRecord(
         measured=results.ended or results.started,
         tsx=results.environment.tsx,
@@ -102,57 +103,30 @@ def record_of(results: Results, curves: list[Curve] | None = None) -> ArchiveRec
         protocol=results.protocol,
         inputs=results.inputs,
         best=best,
-        baseline=baseline,
-        curves=results.curves if curves is None else curves,
-        loads=loads_of(results),
-        alone_ms=alone,
-        transport_ms=transport,
+        curves=results.curves,
+        points=_points([results.trials[results.winner]] if only_winner else results.trials),
     )
 
 
-def loads_of(results: Results) -> list[Observation]:
-    """Of the winner, round by round."""
-    assert results.winner is not None
-    trial = results.trials[results.winner]
-    rounds = [(point.offered, each) for point in trial.points for each in point.counted]
-    return [observation_of(trial.how(), offered, each) for offered, each in rounds if each.ok == each.sent and tells(offered, each)]
+def _points(trials: Iterable[Trial]) -> list[MeasuredLoad]:
+    """Return the loads of the configurations whose answers are allowed, without their rounds."""
+    return [
+        MeasuredLoad(
+            configuration=trial.configuration,
+            utilisation=_utilisation(point, trial.how().workers),
+            **point.model_dump(exclude={"rounds": True, "stream": {"ttft_histogram", "tpot_histogram"}}),
+        )
+        for trial in trials
+        if trial.accuracy is None or trial.accuracy.allowed
+        for point in trial.points
+    ]
 
 
-def tells(offered: OfferedLoad, round: Round) -> bool:
-    """Whether its latencies are the server's: those of an open loop are its generator's where that had no time left."""
-    return offered.mode == "closed" or round.generator.cpu + round.generator.starved <= BUSY
-
-
-def observation_of(configuration: Configuration, offered: OfferedLoad, round: Round) -> Observation:
-    return Observation(
-        workers=configuration.workers,
-        batch_size=configuration.batch_size,
-        offered=offered,
-        throughput=round.throughput,
-        p50_ms=round.latency.p50_ms,
-        p99_ms=round.latency.p99_ms,
-        served=round.served,
-    )
-
-
-def quantiles_of(rounds: Sequence[Round]) -> list[float]:
-    """Milliseconds, evenly apart; of nothing none."""
-    histogram = merged([each.histogram for each in rounds])
-    return [round(percentile(histogram, (number + 0.5) / QUANTILES), 4) for number in range(QUANTILES)] if histogram else []
-
-
-def alone_of(results: Results) -> tuple[list[float], float | None]:
-    """Latencies of one request at a time on one worker, as quantiles, and that worker's transport; nothing where it was not measured.
-
-    The winner's variant goes before the baseline's: it is their noise that counts, not how long they took."""
-    variant = None if results.winner is None else results.trials[results.winner].how().variant
-    for trial in sorted(results.trials, key=lambda each: each.how().variant != variant):
-        if trial.how().workers != 1 or trial.state != "measured":
-            continue
-        found = [point for point in trial.points if point.offered.mode == "closed" and point.offered.connections == 1]
-        if found and (quantiles := quantiles_of(found[0].counted)):
-            return quantiles, None if trial.stages is None else trial.stages.transport_ms
-    return [], None
+def _utilisation(point: Point, workers: int) -> float | None:
+    busy_ms = [each.busy_ms for each in point.counted if each.busy_ms is not None]
+    if not busy_ms:
+        return None
+    return round(min(1.0, point.throughput.value * fmean(busy_ms) / 1000 / workers), 4)
 
 
 def _best(results: Results, number: int) -> Best | None:

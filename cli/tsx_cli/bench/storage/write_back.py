@@ -37,7 +37,7 @@ def write(path: Path, results: Results, cache: Path | Cache) -> str:
     configuration = results.trials[results.winner].how()
     content = record_of(results).content()
     if len(content) > LARGEST:
-        content = record_of(results, []).content()
+        content = record_of(results, only_winner=True).content()
     with open_archive(path, cache=cache, limits=archive_limits()) as archive:
         if archive.digest != results.model.sha256:
             raise CliError(f"nothing was written into {path}: it has changed since it was measured. Measure it again")

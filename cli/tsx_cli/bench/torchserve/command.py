@@ -34,13 +34,11 @@ def bench_torchserve(
     ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Directory of the reports.")] = OUTPUT,
     time_limit: Annotated[str, typer.Option(metavar="TIME", help="Longest duration of one load, however many requests it has.")] = "2m",
-    upload: options.Upload = None,
 ) -> None:
-    """Run a configuration file of TorchServe's auto-benchmark and write its reports: ab_report.csv and report.md."""
+    """Run a configuration file of TorchServe's auto-benchmark, and write ab_report.csv of each case and a report of each model."""
     from tsx_cli.bench.commands.against_command import trusted
     from tsx_cli.bench.report import show
     from tsx_cli.bench.search.run_options import command_line, seconds
-    from tsx_cli.bench.storage import cloudwatch
     from tsx_cli.bench.torchserve.plan import read_plan
     from tsx_cli.bench.torchserve.run import MeasuredServer, management_of, run_plan
 
@@ -53,7 +51,6 @@ def bench_torchserve(
         )
     if logs is not None and not logs.is_dir():
         raise CliError(f"--logs: there is no directory '{logs}'; name the one that has ts_metrics.log and model_metrics.log")
-    namespace = None if upload is None else cloudwatch.read_target(upload)
     limit, plan = seconds(time_limit, "--time-limit"), read_plan(file)
     for note in plan.notes:
         print(f"note: {note}", file=sys.stderr)
@@ -73,8 +70,6 @@ def bench_torchserve(
     )
     for results in found.values():
         show(results)
-        if namespace is not None:
-            cloudwatch.upload(results, namespace)
-    print(f"reports: {output / 'report.md'}, and ab_report.csv of each in its directory")
+    print(f"reports: {output}, with ab_report.csv of each case and report.html of each model and mode in its directory")
     if any(trial.state == "failed" for results in found.values() for trial in results.trials):
         raise typer.Exit(FAILED)

@@ -20,7 +20,7 @@ LISTS = ("workers", "batch_size")
 ALWAYS = {"exec_env": "local", "backend_profiling": False, "generate_graphs": False, "benchmark_engine": "ab"}  # the defaults need no note
 UNUSED = {
     "ts_version": "no TorchServe is installed: tsx is measured, or with --against the server that runs there",
-    "metrics_cmd": "that command is not run; --upload cloudwatch:NAMESPACE sends the figures",
+    "metrics_cmd": "that command is not run; results.json has the figures",
     "report_cmd": "that command is not run; the report stays in the directory that --output names",
 }
 FOLDERS = (".", "models_config", "benchmarks/models_config")  # where the files of models are looked for
@@ -59,7 +59,6 @@ class Case(NamedTuple):
 
 
 class AutoBenchmarkPlan(NamedTuple):
-    hardware: str
     cases: list[Case]
     notes: list[str]  # of keys that mean nothing here
 
@@ -70,7 +69,7 @@ def read_plan(file: Path) -> AutoBenchmarkPlan:
     if "models" not in given:
         notes: dict[str, str] = {}
         cases = list(_of_model(given, file, "cpu", notes))
-        return _plan("cpu", cases, notes, file)
+        return _plan(cases, notes, file)
     notes = {key: text for key, text in UNUSED.items() if key in given}
     notes |= {key: "tsx does not know this key" for key in given if key not in {*UNUSED, "models", "hardware"}}
     hardware = str(given.get("hardware") or "cpu")
@@ -83,13 +82,13 @@ def read_plan(file: Path) -> AutoBenchmarkPlan:
     for name in models:
         found = _find(name, file)
         cases += list(_of_model(_mapping(found), found, hardware, notes))
-    return _plan(hardware, cases, notes, file)
+    return _plan(cases, notes, file)
 
 
-def _plan(hardware: str, cases: list[Case], notes: Mapping[str, str], file: Path) -> AutoBenchmarkPlan:
+def _plan(cases: list[Case], notes: Mapping[str, str], file: Path) -> AutoBenchmarkPlan:
     if not cases:
         raise UsageError(f"{file} contains no load: a model needs a mode with a url, workers and batch_size")
-    return AutoBenchmarkPlan(hardware, list(dict.fromkeys(cases)), [f"{key}: {text}" for key, text in notes.items()])
+    return AutoBenchmarkPlan(list(dict.fromkeys(cases)), [f"{key}: {text}" for key, text in notes.items()])
 
 
 def _mapping(file: Path) -> dict[str, Any]:

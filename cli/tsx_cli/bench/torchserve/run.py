@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -26,7 +25,6 @@ from tsx_cli.common.client import Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.run_directory import write_files
-from tsx_runtime.version import __version__
 
 PILOT = 2.0  # seconds that tell how fast it is, and warm it up
 LEAST = 1.0
@@ -75,7 +73,7 @@ def run_plan(
     command: str = "",
     on_case: Callable[[int, Case], None] | None = None,
 ) -> dict[str, Results]:
-    """Write ab_report.csv for each case, report.md, and tsx bench's own report for each model and mode. Raises CliError and OSError.
+    """Write ab_report.csv for each case, and tsx bench's own report for each model and mode. Raises CliError and OSError.
 
     A case that fails is a result: it has no ab_report.csv, and its reason is in the report. No load lasts longer than `seconds`.
     An interrupt is raised once the reports tell what there is.
@@ -95,9 +93,6 @@ def run_plan(
     except KeyboardInterrupt:
         interrupted = True
     groups = {name: [each for each in done if each.case.group == name] for name in dict.fromkeys(each.case.group for each in done)}
-    rows = {name: [each.row for each in group if each.row is not None] for name, group in groups.items()}
-    text = tables.markdown({name: result for name, result in rows.items() if result}, plan.hardware, _version(against), datetime.now())
-    write_files({"report.md": text}, output)
     found = {}
     for name, group in groups.items():
         found[name] = _results(group, against, here, started, command)
@@ -204,14 +199,3 @@ def _results(group: Sequence[CaseResult], against: MeasuredServer | None, here: 
         why="" if winner is None else f"Highest throughput of the loads in the file, at {case.concurrency} connections.",
         notes=[f"{each.case.name} failed: {each.trial.reason}" for each in group if each.row is None],
     )
-
-
-def _version(against: MeasuredServer | None) -> str:
-    """What was measured."""
-    if against is None:
-        return f"tsx {__version__}"
-    try:
-        result = against.at().call("OPTIONS", "/").json()["info"]
-        return f"{str(result['title']).removesuffix(' APIs')} {result['version']} at {against.inference}"
-    except (CliError, KeyError, TypeError):
-        return against.inference

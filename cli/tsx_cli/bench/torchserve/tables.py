@@ -1,11 +1,10 @@
-"""ab_report.csv and report.md, with the columns of TorchServe's scripts."""
+"""ab_report.csv, with the columns of TorchServe's scripts."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 from tsx_cli.bench.model.results import Point
 from tsx_cli.bench.torchserve.logs import at, mean
@@ -59,17 +58,3 @@ def csv_text(row: Row) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\r\n").writerows([list(row), list(row.values())])
     return out.getvalue()
-
-
-def markdown(groups: Mapping[str, Sequence[Row]], hardware: str, version: str, now: datetime) -> str:
-    """A table for each model and mode, with a row for each case."""
-    parts = [
-        f"TorchServe Benchmark on {hardware}\n{'=' * 36}",
-        f"# Date: {now:%Y-%m-%d %H:%M:%S}",
-        f"# TorchServe Version: {version}",
-    ]
-    for name, rows in groups.items():
-        columns = ["version", *dict.fromkeys(column for each in rows for column in each)]
-        lines = [columns, [":---:"] * len(columns), *([version, *(str(each.get(column, "")) for column in columns[1:])] for each in rows)]
-        parts += [f"## {name}", "\n".join(f"| {' | '.join(line)} |" for line in lines)]
-    return "\n\n".join(parts) + "\n"

@@ -75,7 +75,6 @@ def deployer(target: str, account: str, region: str) -> Document:
         _allow("PurgeImages", ["ecr:ListImages", "ecr:BatchDeleteImage"], [f"arn:aws:ecr:{place}:repository/*"]),
         _allow("OwnImages", OWN_IMAGES, [f"arn:aws:ecr:{place}:repository/tsx/{target}/*"]),
         *_watches(place),
-        _allow("Prices", ["pricing:GetProducts"]),
     ]
     return _document([*shared, *own(account, place)])
 
@@ -87,7 +86,7 @@ def planner(target: str, account: str, region: str) -> Document:
         for each in deployer(target, account, region)["Statement"]
     ]
     return _document(
-        [each for each in found if each["Action"] and each["Sid"] not in ("LookAtItsRole", "PurgeImages", "Logs", "Prices", "SignInToEcr")]
+        [each for each in found if each["Action"] and each["Sid"] not in ("LookAtItsRole", "PurgeImages", "Logs", "SignInToEcr")]
     )
 
 

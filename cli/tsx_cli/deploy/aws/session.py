@@ -35,23 +35,21 @@ class Cloud:
             raise CliError("no region: give --region eu-central-1, or set AWS_REGION")
         self.region: str = found
         self._bucket_owner = bucket_owner
-        self._clients: dict[tuple[str, str | None], Any] = {}
+        self._clients: dict[str, Any] = {}
 
-    def client(self, service: str, region: str | None = None) -> Any:
-        """`region`: where the service is asked, if not where things are deployed."""
-        key = (service, region)
-        if key not in self._clients:
+    def client(self, service: str) -> Any:
+        if service not in self._clients:
             from botocore.config import Config
 
             config = Config(retries={"max_attempts": 8, "mode": "standard"}, connect_timeout=10, read_timeout=70)
             try:
                 with translated_errors(f"reaching {service}"):
-                    self._clients[key] = self._session.client(service, region_name=region, config=config)
+                    self._clients[service] = self._session.client(service, config=config)
                     # Bucket names are global: no call may reach a bucket of another account.
-                    self._clients[key].meta.events.register("provide-client-params.s3", self._expect_owner)
+                    self._clients[service].meta.events.register("provide-client-params.s3", self._expect_owner)
             except ValueError as error:  # of AWS_ENDPOINT_URL
                 raise CliError(f"{str(error).rstrip('.')}: AWS_ENDPOINT_URL must be an address such as http://127.0.0.1:4566") from error
-        return self._clients[key]
+        return self._clients[service]
 
     def _expect_owner(self, params: Any, model: Any, **rest: Any) -> None:
         if "ExpectedBucketOwner" in model.input_shape.members:

@@ -152,21 +152,6 @@ def invoke(
 
 
 @app.command()
-def prices(
-    refresh: Annotated[
-        bool, typer.Option("--refresh", help="Fetch the region's list prices from AWS and store them with the date.")
-    ] = False,
-    region: Annotated[str | None, typer.Option("--region", help="AWS region; by default that of the environment.")] = None,
-    profile: Annotated[str | None, typer.Option("--profile", help="AWS profile; by default that of the environment.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show the date of the list prices that plans use, or fetch new ones from AWS (pricing:GetProducts)."""
-    from tsx_cli.deploy.commands.verbs import show_prices
-
-    show_prices(region, profile, refresh=refresh, as_json=as_json)
-
-
-@app.command()
 @with_options(deployment_options)
 def history(options: DeploymentOptions, as_json: AsJson = False) -> None:
     """List the versions that `rollback` can return to."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,6 @@ from tsx_cli.deploy.image.programs import pinned
 from tsx_cli.deploy.kubernetes.resources import manifests
 from tsx_cli.deploy.preflight.limits import LimitFinding
 from tsx_cli.deploy.preflight.preflight import Preflight, load, look_ahead
-from tsx_cli.deploy.preflight.price_list import fetch_prices
-from tsx_cli.deploy.preflight.prices import REFRESH, Region, keep_prices, price_file, read_prices
 from tsx_cli.deploy.sagemaker.shared_endpoints import completed
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.deploy.spec_values import span
@@ -55,7 +52,7 @@ def show_changes(file: Path | None, given: Given, *, check: bool, as_json: bool)
         print_json(planned.as_json() | ahead.as_json())
     else:
         show_plan(planned)
-        print("\n".join(ahead.lines(date.today())))
+        print("\n".join(ahead.lines()))
     return not planned.is_empty
 
 
@@ -69,7 +66,7 @@ def apply(file: Path | None, given: Given, *, ask: bool, check: bool, as_json: b
         if not planned.is_empty:
             ahead = _tried(ahead, steps, check=check)
             if not as_json:
-                print("\n".join(ahead.lines(date.today())))
+                print("\n".join(ahead.lines()))
         _carry_out(engine, place, planned, ask=ask, as_json=as_json)
     _tell(place, as_json=as_json)
 
@@ -185,26 +182,6 @@ def remove(file: Path | None, given: Given, *, purge: bool, ask: bool, as_json: 
         print_json(planned.as_json())
 
 
-def show_prices(region: str | None, profile: str | None, *, refresh: bool, as_json: bool) -> None:
-    if refresh:
-        cloud = Cloud(region, profile)
-        found = fetch_prices(cloud, date.today())
-        if not (found.instances or found.functions):
-            raise CliError(f"AWS's price list has nothing for {cloud.region}: check the region. The stored prices are kept")
-        keep_prices(cloud.region, found)
-    prices = read_prices()
-    regions = {name: each for name, each in prices.regions.items() if region in (None, name)}
-    if as_json:
-        print_json(prices.model_copy(update={"regions": regions}).model_dump(mode="json", exclude_none=True))
-        return
-    if not regions:
-        where, words = (f" for {region}", f" --region {region}") if region else ("", " --region REGION")
-        raise CliError(f"there are no prices{where} on this machine: {REFRESH}{words}")
-    for name, each in sorted(regions.items()):
-        print(f"{name}: {_prices_text(each)}, as of {each.date}")
-    print(f"in {price_file()}, of {prices.source}: US dollars, on demand, without taxes, transfer and storage")
-
-
 def _specified(file: Path | None, given: Given) -> tuple[DeploySpec, Location]:
     spec = read_spec(file, given)
     place = place_of(spec)
@@ -230,7 +207,7 @@ def _planned(engine: Engine, place: Location, spec: DeploySpec, stack: ExitStack
         image, built, kinds, notes = images(spec, facts, local, cloud)
         facts, engine.kinds = replace(facts, image=image), {**engine.kinds, **kinds}
     wanted = [*built, *place.platform.wanted(cloud, spec, facts)]
-    ahead = look_ahead(spec, inspection, cloud.region, image_bytes, strict=check).noted(wanted)
+    ahead = look_ahead(spec, inspection, image_bytes, strict=check).noted(wanted)
     ahead = replace(ahead, found=(*ahead.found, *(LimitFinding(False, note) for note in notes)))
     return engine.plan(wanted, place.platform.obsolete(cloud, spec, wanted)), ahead
 
@@ -296,11 +273,3 @@ def _earlier(versions: Sequence[DeployedVersion], to: int | None, place: Locatio
 def _absent(place: Location) -> CliError:
     where = f"in {place.cloud.region}; check --region" if isinstance(place.cloud, Cloud) else f"on {place.cloud.region}"
     return CliError(f"there is no deployment '{place.name}' {where}")
-
-
-def _prices_text(region: Region) -> str:
-    sizes = len(region.serverless)
-    parts = [f"{len(region.instances)} instance types of SageMaker"] if region.instances else []
-    parts += [f"{sizes} size{'' if sizes == 1 else 's'} of serverless endpoints"] if sizes else []
-    parts += ["Lambda"] if region.functions else []
-    return f"prices of {', '.join(parts)}"

@@ -1,1 +1,1 @@
-"""The checks before a deployment: limits, prices, credentials."""
+"""The checks before a deployment: limits, credentials."""

@@ -1,6 +1,6 @@
 """The checks before anything is created: the archive is intact, within the target's limits, and loads on this machine.
 
-It also says what the archive's own benchmark promises, and what it will cost.
+It also says what the archive's own benchmark promises.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import mimetypes
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,6 @@ from tsx_cli.deploy.preflight.limits import (
     findings,
 )
 from tsx_cli.deploy.preflight.outlook import Outlook, outlook
-from tsx_cli.deploy.preflight.prices import Cost, Prices, cost, machine, read_prices
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_runtime.errors import LoadFailed
 
@@ -50,18 +48,17 @@ class Preflight:
     place: TargetProfile
     known: ModelProfile
     outlook: Outlook | None
-    cost: Cost
     found: tuple[LimitFinding, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         measured = None if self.outlook is None else self.outlook.as_json()
-        return {"findings": [each.as_json() for each in self.found], "cost": self.cost.as_json(), "measured": measured}
+        return {"findings": [each.as_json() for each in self.found], "measured": measured}
 
-    def lines(self, today: date) -> list[str]:
+    def lines(self) -> list[str]:
         """What stands below a plan."""
         measured = [f"measured: never; `tsx bench {self.spec.model} --write` finds its best batch size and writes it into the archive"]
         shown = measured if self.outlook is None else self.outlook.lines()
-        return [one_line(line) for line in [*shown, *self.cost.lines(today), *(f"note: {each.text}" for each in self.found)]]
+        return [one_line(line) for line in [*shown, *(f"note: {each.text}" for each in self.found)]]
 
     def noted(self, resources: Sequence[Resource]) -> Preflight:
         """With what the resources of the plan have to say."""
@@ -76,21 +73,20 @@ class Preflight:
         return replace(self, known=known, found=(*self.found, *news, *more))
 
 
-def look_ahead(spec: DeploySpec, inspection: Inspection, region: str, image_bytes: int | None, *, strict: bool) -> Preflight:
+def look_ahead(spec: DeploySpec, inspection: Inspection, image_bytes: int | None, *, strict: bool) -> Preflight:
     """Raises CliError for a damaged archive, and where `strict` for what the target would refuse."""
     faults = [finding.text for finding in verify_archive(spec.model, archive_limits()) if finding.is_fault]
     if faults:
         raise CliError(f"{spec.model} is damaged or incomplete: {re.sub(r'[.]$', '', '; '.join(faults))}. Pack it again with tsx archive")
-    kept, prices = read_record(spec.model), read_prices()
-    place, known = place_of(spec, prices, region), model_profile(inspection, kept, image_bytes)
+    kept = read_record(spec.model)
+    place, known = place_of(spec), model_profile(inspection, kept, image_bytes)
     view = outlook(kept, spec)
     found = findings(place, known)
     errors = [each for each in found if each.is_error]
     if errors and strict:
         problems = "; ".join(f"{each.text}{f' ({each.source})' if each.source else ''}" for each in errors)
         raise CliError(f"{spec.model} does not fit {place.name}: {problems}. Nothing was changed; {ALL_THE_SAME}")
-    estimate = cost(spec, region, prices, None if view is None else view.alone_ms)
-    return Preflight(spec, place, known, view, estimate, tuple(found))
+    return Preflight(spec, place, known, view, tuple(found))
 
 
 def load(path: Path) -> CheckResult:
@@ -106,7 +102,7 @@ def load(path: Path) -> CheckResult:
     return result
 
 
-def place_of(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
+def place_of(spec: DeploySpec) -> TargetProfile:
     """The target with the limits that the deployment itself sets."""
     if spec.target == "ray":
         limits = {"start": TargetLimit(spec.ray.startup_timeout, SET, "ray.startup_timeout")}
@@ -117,7 +113,7 @@ def place_of(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
         own = {"start": TargetLimit(one.startup_timeout, SET, f"{spec.target}.startup_timeout")}
         own |= {"memory": TargetLimit(_bytes(one.memory), SET, f"{spec.target}.memory")} if one.memory else {}
         return TargetProfile(spec.target, own, spec.env, one.gpus > 0 and not wants_neuron(spec), wants_neuron(spec))
-    return _function(spec) if spec.target == "lambda" else _endpoint(spec, prices, region)
+    return _function(spec) if spec.target == "lambda" else _endpoint(spec)
 
 
 def _function(spec: DeploySpec) -> TargetProfile:
@@ -132,7 +128,7 @@ def _function(spec: DeploySpec) -> TargetProfile:
     return TargetProfile("lambda", limits, spec.env, managed is not None and managed.gpu_memory is not None)
 
 
-def _endpoint(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
+def _endpoint(spec: DeploySpec) -> TargetProfile:
     own = spec.sagemaker
     kind = "sagemaker serverless" if own.serverless else "sagemaker asynchronous" if own.asynchronous else "sagemaker"
     limits = dict(LIMITS[kind])
@@ -145,9 +141,6 @@ def _endpoint(spec: DeploySpec, prices: Prices, region: str) -> TargetProfile:
             limits["memory"] = TargetLimit(own.component.memory * MIB, SET, "sagemaker.component.memory")
         kind_of = own.instance_type if own.component.gpus is not None else None
         return TargetProfile(kind, limits, spec.env, own.component.gpus is not None, instance_type=kind_of)
-    listed = machine(prices, region, own.instance_type)
-    if listed.memory is not None:
-        limits["memory"] = TargetLimit(listed.memory, "the price list", "sagemaker.instance_type")
     return TargetProfile(kind, limits, spec.env, bool(ACCELERATED.match(own.instance_type)), wants_neuron(spec), own.instance_type)
 
 

@@ -1,124 +1,132 @@
-"""The reports of `tsx optimize`: report.html, report.md, results.csv, results.json, and a table with a chart in the terminal."""
+"""The reports of `tsx optimize`: report.html, report.md, results.csv, results.json, and a table in the terminal."""
 
 from __future__ import annotations
 
-import csv
-import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tsx_cli.bench.report import facts, page_template
-from tsx_cli.bench.report.markdown import plain, table
-from tsx_cli.common.output import csv_cell, milliseconds, one_line, print_table
-from tsx_cli.common.run_directory import write_files
-from tsx_cli.optimize.report.figures import charts, scatter
-from tsx_cli.optimize.report.lines import COLUMNS, best_line, heading, name_and_state, subtitle, table_lines, tiles, title
-from tsx_cli.optimize.results import OptimizeResults
+from tsx_cli.bench.report import facts, render, shown
+from tsx_cli.bench.report.render import NOTE, ReportContent, ReportTable
+from tsx_cli.common.output import milliseconds, one_line
+from tsx_cli.optimize.report.figures import charts, percent
+from tsx_cli.optimize.results import FormResult, OptimizeResults, SizeFigures
 
 BY_ITSELF = "Each form is judged by itself with 95 % confidence: of 20 that lose just more than that, about one passes by chance."
+FILES = (
+    "Speeds are times the reference's, with 95 % intervals; the loss is at most the second figure with 95 % confidence. "
+    "results.csv has a row for each form and batch size, results.json has everything."
+)
 
 
 def write_report(results: OptimizeResults, directory: Path) -> list[Path]:
-    """The files that it has written, each whole or as it was. Raises OSError."""
-    contents = {
-        "report.html": page(results),
-        "report.md": text(results),
-        "results.csv": csv_text(results),
-        "results.json": results.model_dump_json(indent=1) + "\n",
-    }
-    return write_files(contents, directory)
-
-
-def page(results: OptimizeResults) -> str:
-    """report.html: one self-contained file for any browser, light and dark."""
-    return page_template(Path(__file__).parent).render(
-        title=f"tsx optimize: {title(results)}",
-        model=title(results),
-        subtitle=subtitle(results),
-        partial="" if results.complete else "This run is incomplete: the report shows what was measured before it stopped.",
-        won=results.best is not None,
-        heading=heading(results),
-        best=best_line(results),
-        tiles=tiles(results),
+    """Write the files, each whole or as it was, and return their paths. Raises OSError."""
+    others = [[form.name, form.label, form.state, form.reason] for form in results.forms if not form.sizes]
+    table = forms(results)
+    report = ReportContent(
+        command_name="tsx optimize",
+        title=_title(results),
+        subtitle=f"tsx optimize, {shown.moment(results.started)}, on {facts.machine(results.environment)}; {results.limit}",
+        is_complete=results.complete,
+        is_chosen=results.best is not None,
+        heading=_heading(results),
+        best=_best_line(results),
+        headline=_headline(table, results),
         why=results.why,
         keys="" if results.best is None else f"forms: [{results.best}]",
         notes=results.notes,
         charts=charts(results),
-        sizes=results.batch_sizes,
-        columns=COLUMNS,
-        lines=table_lines(results),
-        others=[form for form in results.forms if not form.sizes],
+        tables=[table, ReportTable("Forms without figures", "", ("form", "in words", "state", NOTE), others, 3)],
+        failures=[],
         facts=_facts(results),
         command=results.command,
+        files_say=FILES,
     )
+    return render.write(report, list(_csv_rows(results)), results.model_dump_json(indent=1) + "\n", directory)
 
 
-def text(results: OptimizeResults) -> str:
-    """report.md"""
-    head = ("form", *(f"batch {size}" for size in results.batch_sizes), *COLUMNS, "")
-    rows = [(each.name, *each.speeds, *each.figures, each.state) for each in table_lines(results)]
-    parts = [
-        f"# {plain(title(results))}",
-        plain(subtitle(results)),
-        f"{plain(heading(results))}: **{plain(best_line(results))}**",
-        "\n".join(f"- {tile.name}: **{tile.value}** ({plain(tile.beside)})" for tile in tiles(results)),
-        plain(results.why),
-        "\n".join(f"- {plain(note)}" for note in results.notes),
-        "## Forms",
-        table(head, rows, right=1),
-        "## Forms without figures",
-        table(("form", "", "why"), [(form.name, form.state, form.reason) for form in results.forms if not form.sizes]),
-        "## Environment and settings",
-        table(("", ""), _facts(results)),
-        f"## How to reproduce it\n\n    {results.command}" if results.command else "",
+def forms(results: OptimizeResults) -> ReportTable:
+    """Return a row for the reference and each measured form, the fastest first."""
+    measured = [results.reference, *(form for form in results.forms if form.sizes)]
+    measured.sort(key=lambda form: -(1.0 if form is results.reference else form.speedup or 0.0))
+    head = ("form", *(f"batch {size}" for size in results.batch_sizes), "loss", "at most", "files", "memory", "load", NOTE)
+    return ReportTable("Measured forms", "", head, [_row(form, results) for form in measured])
+
+
+def _headline(table: ReportTable, results: OptimizeResults) -> list[tuple[str, str]]:
+    """Return the figures of the best form by their names; none if the model as it is stays."""
+    best = next((row for row in table.rows if row[0] == f"{results.best} (best)"), None)
+    return [] if best is None else [*zip(table.head[1:-1], best[1:-1], strict=True)]
+
+
+def _row(form: FormResult, results: OptimizeResults) -> list[str]:
+    sizes, guard, is_reference = {each.batch_size: each for each in form.sizes}, form.guard, form is results.reference
+    state = "best" if form.name == results.best else form.state
+    return [
+        form.name if is_reference else f"{form.name} ({state})",
+        *(_speed(sizes.get(size), is_reference) for size in results.batch_sizes),
+        "" if guard is None else percent(guard.loss),
+        "" if guard is None else percent(guard.loss_bound),
+        "" if form.size_mib is None else f"{form.size_mib:,.1f} MiB",
+        "" if form.memory_mib is None else f"{form.memory_mib:,.0f} MiB",
+        "" if form.load_seconds is None else f"{form.load_seconds:.1f} s",
+        form.reason,
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def csv_text(results: OptimizeResults) -> str:
-    """results.csv: a row for each form and batch size."""
-    file = io.StringIO()
-    rows = [row for form in (results.reference, *results.forms) for row in _rows(form.model_dump(exclude={"sizes", "guard"}), form)]
-    writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in rows)
-    return file.getvalue()
+def _speed(figures: SizeFigures | None, is_reference: bool) -> str:
+    if figures is None:
+        return ""
+    return milliseconds(figures.median_ms) if is_reference else f"{figures.ratio:.2f}x [{figures.low:.2f}, {figures.high:.2f}]"
 
 
-def _rows(same: dict[str, Any], form: Any) -> list[dict[str, Any]]:
-    guard = form.guard
-    same |= {"metric": guard and guard.metric, "loss": guard and guard.loss, "loss_bound": guard and guard.loss_bound}
-    empty = dict.fromkeys(("batch_size", "median_ms", "reference_ms", "ratio", "low", "high"))
-    return [same | each.model_dump() for each in form.sizes] or [same | empty]
+def _csv_rows(results: OptimizeResults) -> Iterator[dict[str, Any]]:
+    """Yield a row for each form and batch size."""
+    for form in (results.reference, *results.forms):
+        row = form.model_dump(exclude={"sizes", "guard"})
+        if form.guard is not None:
+            row |= {"metric": form.guard.metric, "loss": form.guard.loss, "loss_bound": form.guard.loss_bound}
+        yield from [row | each.model_dump() for each in form.sizes] or [row]
+
+
+def _title(results: OptimizeResults) -> str:
+    return f"{results.model.name} {results.model.version}" if results.model.version else results.model.name
+
+
+def _heading(results: OptimizeResults) -> str:
+    return "The model as it is stays" if results.best is None else "Best form"
+
+
+def _best_form(results: OptimizeResults) -> FormResult:
+    return next((form for form in results.forms if form.name == results.best), results.reference)
+
+
+def _best_line(results: OptimizeResults) -> str:
+    best = _best_form(results)
+    return f"{best.name} ({best.label})" if best.label and best.label != best.name else best.name
 
 
 def _facts(results: OptimizeResults) -> list[tuple[str, str]]:
-    rows = f"{results.calibration_rows} inputs calibrated forms, {results.held_out_rows} others tested them"
-    moments = [(name, value) for name, value in facts.moments(results.started, results.ended) if value]
     return [
         ("accepted loss", f"{results.limit}. {BY_ITSELF}"),
-        ("rows", rows),
+        ("rows", f"{results.calibration_rows} inputs calibrated forms, {results.held_out_rows} others tested them"),
         *facts.common_facts(results.model, results.environment, results.inputs),
-        *moments,
+        *((name, value) for name, value in facts.moments(results.started, results.ended) if value),
     ]
 
 
 def show(results: OptimizeResults) -> None:
-    """Prints the measured forms, the chart, the choice and its reason."""
-    head = ("form", *(f"batch {size}" for size in results.batch_sizes), *COLUMNS)
-    rows = [(name_and_state(each), *each.speeds, *each.figures) for each in table_lines(results)]
-    print_table(head, rows, title=f"{title(results)}: {results.limit}", whole=True)
-    reference = ", ".join(f"{milliseconds(each.median_ms)} for {each.batch_size}" for each in results.reference.sizes)
-    if reference:
-        print(f"The reference takes {reference}; other figures are times its speed.")
+    """Print the measured forms, the choice and its reason."""
+    table = forms(results)
+    columns = len(table.head) - 1
+    render.show(
+        table._replace(head=table.head[:columns], rows=[row[:columns] for row in table.rows]), f"{_title(results)}: {results.limit}"
+    )
     for form in results.forms:
         if form.reason:
             print(one_line(f"{form.name}: {form.state}: {form.reason.splitlines()[0]}"))
-    if drawn := scatter(results):
-        print()
-        print(drawn)
     print()
-    print(f"{heading(results)}: {one_line(best_line(results))}")
+    print(f"{_heading(results)}: {one_line(_best_line(results))}")
     print(f"      {one_line(results.why)}")
     for note in results.notes:
         print(f"Note: {one_line(note)}")

@@ -1,16 +1,13 @@
-"""The charts of a run: speed against loss and against memory, for a page; speed against loss for a terminal."""
+"""The charts of a run: speed against loss and against memory."""
 
 from __future__ import annotations
 
-import math
-import string
 from collections.abc import Callable, Sequence
 
 from tsx_cli.bench.report.charts import Chart, ChartMark, Interval, LegendEntry, Series, axis, plot
-from tsx_cli.optimize.report.lines import GOOD, percent
 from tsx_cli.optimize.results import FormResult, OptimizeResults
 
-WIDTH, HEIGHT = 56, 12  # characters of the chart in a terminal
+GOOD = ("kept", "passed")
 STYLES = ("winner", "s2", "other", "baseline")
 NAMES = ("the best", "accurate and faster", "not accurate enough, not proven to be, or not faster", "the reference")
 
@@ -69,22 +66,5 @@ def _mark(form: FormResult, y: float) -> ChartMark:
     return ChartMark(form.speedup or 0.0, y, hint, guard is None or not guard.passed, bar)
 
 
-def scatter(results: OptimizeResults) -> str:
-    """Speed against loss for a terminal, with a letter for each form; empty if there are fewer than two, or none loses anything."""
-    judged = [form for form in results.forms if form.speedup and form.guard is not None]
-    forms = sorted(judged, key=lambda form: -(form.speedup or 0.0))[: len(string.ascii_lowercase)]
-    most = max((form.guard.loss for form in forms if form.guard), default=0.0)
-    if len(forms) < 2 or most <= 0:
-        return ""
-    fastest = max(1.0, *(form.speedup or 0.0 for form in forms))
-    rows = [[" "] * (WIDTH + 1) for _ in range(HEIGHT + 1)]
-    legend = []
-    for letter, form in [*zip(string.ascii_lowercase, forms, strict=False), ("*", None)][::-1]:
-        speed, loss = (1.0, 0.0) if form is None or form.guard is None else (form.speedup or 0.0, max(0.0, form.guard.loss))
-        rows[HEIGHT - round(loss / most * HEIGHT)][round(speed / fastest * WIDTH)] = letter
-        legend.append(f"{letter} {'reference' if form is None else form.name}")
-    axis_names = [f"{percent(most):>8} |", *["         |"] * (HEIGHT - 1), "     0 % |"]
-    drawn = [f"{name}{''.join(row)}".rstrip() for name, row in zip(axis_names, rows, strict=True)]
-    end = f"{fastest:.{0 if math.isclose(fastest, round(fastest)) else 1}f}x"
-    below = f"{'':9}+{'-' * WIDTH}\n{'':10}0x{end:>{WIDTH - 2}}"
-    return "\n".join(["Loss (upwards) and speed (to the right):", *drawn, below, "  ".join(legend[::-1])])
+def percent(value: float) -> str:
+    return f"{value:+.2%}" if value else "0 %"

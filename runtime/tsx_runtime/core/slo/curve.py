@@ -50,8 +50,8 @@ class LatencyCurve:
     machine is now, which all sizes share (the level), and the tail.
     """
 
-    def __init__(self, quantile: float, measured: Iterable[tuple[int, float]] = (), spread: float = 0.0) -> None:
-        """`measured`: batch sizes with their median seconds, from a benchmark; `spread`: their coefficient of variation."""
+    def __init__(self, quantile: float, measured: Iterable[tuple[int, float]] = ()) -> None:
+        """`measured`: batch sizes with their median seconds, from a benchmark."""
         self.quantile = quantile
         self._grown = 1  # the largest batch that may be tried
         self._cap = SIZES[-1]  # and that other limits have left room for
@@ -71,7 +71,7 @@ class LatencyCurve:
             place = SIZES[bisect_left(SIZES, min(size, SIZES[-1]))]
             self._times[place] = Window([max(seconds if place == size else _seconds_at(points, place), SHORTEST)] * FEW)
             self._at[place] = -math.inf
-        for ratio in (1.0, 1.0 + 3 * spread if self._times else 1.1):
+        for ratio in (1.0, 1.0 if self._times else 1.1):
             self._add_ratio(ratio)
         if self._times:
             self._fit(next(iter(self._times)))

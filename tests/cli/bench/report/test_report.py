@@ -26,17 +26,15 @@ from tsx_cli.bench.model.results import (
     Prediction,
     Results,
     Round,
-    ServedBatches,
     Trial,
     read_results,
 )
 from tsx_cli.bench.report import show, write_report
-from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, ChartMark, Interval, Series, axis, bars, plot, ticks
-from tsx_cli.bench.report.facts import cold, tiles
+from tsx_cli.bench.report.charts import DECADES, SMALLEST, Axis, BarSegment, ChartMark, Interval, Series, axis, plot, stacked, ticks
+from tsx_cli.bench.report.facts import facts
 from tsx_cli.bench.report.figures import charts
-from tsx_cli.bench.report.over_time import spark_line
-from tsx_cli.bench.report.rows import rows
 from tsx_cli.bench.report.shown import margin, note, shown_point
+from tsx_cli.bench.report.tables import csv_rows, headline, tables
 from tsx_cli.bench.search.verdict import conclude
 from tsx_cli.bench.storage.compare import compare, parse_condition, show_compared
 
@@ -64,7 +62,7 @@ def test_the_results_are_read_back_as_they_were(found: Results, report: Path) ->
 
 def test_the_page_needs_nothing_from_elsewhere(report: Path) -> None:
     page = (report / "report.html").read_text()
-    assert set(re.findall(r'(?:href|src)="([^"]*)"', page)) == {"results.csv", "results.json", "profile/flame.svg", "profile/worker.prof"}
+    assert set(re.findall(r'(?:href|src)="([^"]*)"', page)) == {"profile/flame.svg", "profile/worker.prof"}
     assert "(<code>snakeviz profile/worker.prof</code>)" in page
     assert "<script" not in page
     assert "url(" not in page
@@ -87,8 +85,7 @@ def test_the_page_shows_the_winner_each_chart_and_what_became_of_each_configurat
         "Where the time goes",
         "Batches",
         "One worker without a server",
-        "CPU",
-        "Memory",
+        "Latency over time",
     ):
         assert f"<h2>{title}</h2>" in page
     assert '<p class="best">cpu, 2 workers, 1 thread, batch 4</p>' in page
@@ -108,12 +105,12 @@ def test_every_chart_is_well_formed_and_says_in_words_what_each_point_is(found: 
     assert [element.text for element in made["Throughput and latency"].iter("text") if element.get("class") == "bound"] == ["p99<100ms"]
 
 
-def test_a_gpu_is_charted_where_there_was_one(found: Results) -> None:
+def test_the_facts_say_what_the_server_used(found: Results) -> None:
     with_gpu = found.model_copy(deep=True)
     for usage in with_gpu.trials[3].usage:
         usage.gpu = 0.8
-    assert "GPU" in [chart.title for chart in charts(with_gpu)]
-    assert "GPU" not in [chart.title for chart in charts(found)]
+    assert dict(facts(found))["server at that load"] == "1.61 cores, 880 MiB at most"
+    assert dict(facts(with_gpu))["server at that load"].endswith(", 80% of the GPU")
 
 
 def test_csv_has_a_row_for_each_load_and_each_configuration_without_one(found: Results, report: Path) -> None:
@@ -133,15 +130,15 @@ def test_a_spreadsheet_takes_no_error_for_a_formula(found: Results, tmp_path: Pa
     bad.slo = None
     bad.trials[0].reason = "=1+1"
     write_report(bad, tmp_path)
-    assert rows(bad)[0]["note"] == "=1+1"
+    assert next(csv_rows(bad))["note"] == "=1+1"
     assert "'=1+1" in (tmp_path / "results.csv").read_text()
 
 
 def test_markdown_has_the_same_figures(report: Path) -> None:
     text = (report / "report.md").read_text()
     assert "Highest throughput within p99\\<100ms: **cpu, 2 workers, 1 thread, batch 4**" in text
-    assert "| cpu, 2 workers, 1 thread, batch 4 | winner | 2 connections |" in text
-    assert "## Where the time goes" in text
+    assert "| cpu, 2 workers, 1 thread, batch 4 (winner) | 2 conn. |" in text
+    assert "## Mean time of a request" in text
     assert "[profile/flame.svg](profile/flame.svg), [profile/worker.prof](profile/worker.prof) (`snakeviz profile/worker.prof`)" in text
     for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
@@ -231,7 +228,7 @@ def test_a_run_against_a_server_fits_into_80_columns(
     lines = on_a_terminal(capsys.readouterr().out)
     assert max(map(len, lines)) <= 80
     said = " ".join(" ".join(lines).split())
-    for part in ("cost per million requests 2.88", "generator 1", "knee: 40.0/s holds, 80.0/s does not (p99<100ms)", "20.0/s: p50"):
+    for part in ("cost/M 2.88", "generator 1", "knee: 40.0/s holds, 80.0/s does not (p99<100ms)", "20.0/s: p50"):
         assert part in said
 
 
@@ -270,17 +267,13 @@ def test_a_stall_does_not_hide_in_percentiles(found: Results, tmp_path: Path) ->
 
 
 def test_the_winner_is_reported_beside_the_baseline_as_they_were_measured_in_turn(found: Results) -> None:
-    def reported(paired: list[PairedComparison]) -> tuple[str, str]:
-        tile = next(each for each in tiles(found.model_copy(update={"paired": paired})) if each.name == "Compared with the baseline")
-        return tile.value, tile.beside
+    def reported(paired: list[PairedComparison]) -> str:
+        return dict(headline(found.model_copy(update={"paired": paired})))["compared with the baseline"]
 
     apart = reported([PairedComparison(first=3, second=1, ratio=1.3, low=1.2, high=1.4, real=True)])
-    assert apart[1] == "of one worker and batch 1"
-    assert reported([PairedComparison(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)]) == (
-        "2.50 times",
-        "of one worker and batch 1",
-    )
-    assert reported([PairedComparison(first=3, second=0, ratio=1.01, low=0.9, high=1.2, real=False)])[1].endswith(", within the noise")
+    assert re.fullmatch(r"\d\.\d\d times", apart)
+    assert reported([PairedComparison(first=3, second=0, ratio=2.5, low=2.4, high=2.6, real=True)]) == "2.50 times"
+    assert reported([PairedComparison(first=3, second=0, ratio=1.01, low=0.9, high=1.2, real=False)]).endswith(", within the noise")
 
 
 def test_a_run_that_found_little_still_has_a_report(found: Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,18 +323,16 @@ def error_bars(svg: str) -> list[str]:
 
 
 def with_rates(found: Results) -> Results:
-    """The winner with open loops, of which those up to 40/s hold; batches that the server counted in each round."""
+    """The winner with open loops, of which those up to 40/s hold."""
     found = found.model_copy(deep=True)
     winner = found.trials[found.winner or 0]
     winner.points += [point(512, winner.points[at].rounds, rate=rate, bound=90) for at, rate in ((0, 20.0), (1, 40.0), (3, 80.0))]
-    for turn, each in enumerate(winner.points[1].rounds):
-        each.served = ServedBatches(batch_ms=20, batches={1: 10 + turn, 2: 20, 3: 30, 4: 40})
     return found
 
 
 def test_every_chart_of_measured_points_has_error_bars(found: Results) -> None:
     made = {chart.title: chart for chart in charts(with_rates(found))}
-    titles = {"Throughput and latency", "Latency by rate", "Latency distribution", "Where the time goes", "Batches"}
+    titles = {"Throughput and latency", "Latency by rate", "Latency distribution", "Where the time goes"}
     for title in {*titles, "One worker without a server"}:
         assert error_bars(made[title].svg), title
         assert "Error bars are 95 % intervals" in made[title].says
@@ -393,14 +384,7 @@ def test_the_course_of_the_rounds_is_drawn_with_their_warm_ups(found: Results) -
     assert [element[0].text for element in latency.findall(".//*[@class='span warm']")] == [
         f"warm-up of round {turn}" for turn in (1, 2, 3)
     ]
-    assert "of intervals of 0.5 s" in made["Throughput over time"].says
-    point = found.trials[3].chosen
-    assert point is not None
-    drawn = spark_line(point)
-    assert re.fullmatch(r"[▁▂▃▄▅▆▇█]{2,40} \d+\.\d ms to \d+\.\d ms", drawn)
-    assert "▁" in drawn
-    assert "█" in drawn
-    assert spark_line(point.model_copy(update={"rounds": []})) == ""
+    assert "of intervals of 0.5 s" in made["Latency over time"].says
 
 
 def test_disturbed_rounds_are_marked_in_charts_and_tables(found: Results, tmp_path: Path) -> None:
@@ -421,18 +405,9 @@ def test_disturbed_rounds_are_marked_in_charts_and_tables(found: Results, tmp_pa
         assert said in (tmp_path / name).read_text()
     page = (tmp_path / "report.html").read_text()
     assert "3 (3 disturbed)" in page
-    assert '<span class="mark">tie</span>' in page
+    assert "cpu, 2 workers, 1 thread, batch 1 (tie)" in page
     chosen.rounds[0].disturbed = []
     assert "disturbed" not in note(noisy.trials[3], noisy), "what was repeated undisturbed does not count"
-
-
-def test_a_chart_of_cores_has_no_ramp_at_its_start(found: Results) -> None:
-    (chart,) = [each for each in charts(found) if each.title == "CPU"]
-    line = ElementTree.fromstring(chart.svg).find(".//*[@class='line']")
-    assert line is not None
-    places = [tuple(map(float, pair.split())) for pair in re.findall(r"[ML]([\d.]+ [\d.]+)", line.get("d", ""))]
-    assert places[0][0] == 52, "it begins at the axis"
-    assert places[0][1] == pytest.approx(places[1][1], abs=40)
 
 
 def test_starts_and_sizes_of_inputs_have_tables(found: Results, report: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -443,9 +418,8 @@ def test_starts_and_sizes_of_inputs_have_tables(found: Results, report: Path, ca
         assert "66.0 ms" in each
     show(found)
     reported = capsys.readouterr().out
-    assert "cold: ready after 2.35 s ± 27.0%, first answer 66.0 ms; warm p50 30.5 ms" in reported
-    assert re.search(r"766 inputs of 8,122 to 9,003 bytes: p50 \d+\.\d ms ± \d+\.\d%, p99 ", reported)
-    assert re.search(r"p99 over time: [▁▂▃▄▅▆▇█]+ ", reported)
+    assert re.search(r"^cpu, 2 workers, 1 thread, batch 4 +2\.35 s ± 27\.0% +66\.0 ms +\d", reported, re.MULTILINE)
+    assert re.search(r"^8,122 to 9,003 bytes +766 +\d+\.\d ms ± \d+\.\d% +", reported, re.MULTILINE)
 
 
 def test_a_price_adds_the_cost_of_a_million_requests_to_each_row(
@@ -492,7 +466,13 @@ def test_charts_stay_inside_their_frame(points: list[tuple[float, float]]) -> No
 
 def test_ticks_that_are_given_are_kept_and_bars_of_one_value_are_drawn() -> None:
     assert ticks(Axis("x", 0, 1, ticks=[(0.5, "half")])) == [(0.5, "half")]
-    assert len(list(ElementTree.fromstring(bars("t", "x", [("1", 100.0, "all", None)])).iter("rect"))) == 1
+    segment = BarSegment(100.0, "winner", "all")
+    assert len(list(ElementTree.fromstring(stacked("t", [("1", "100 %", [segment], None)])).iter("rect"))) == 1
+
+
+def warm_medians(results: Results) -> dict[str, str]:
+    (table,) = [table for table in tables(results) if table.title == "Cold and warm"]
+    return {row[0]: row[-1] for row in table.rows}
 
 
 def test_a_load_without_answers_is_neither_a_warm_median_nor_what_came_closest(found: Results) -> None:
@@ -501,6 +481,5 @@ def test_a_load_without_answers_is_neither_a_warm_median_nor_what_came_closest(f
     nothing = Round(seconds=1, sent=9, ok=0, errors={"500": 9}, throughput=0, latency=Latency())
     trial.points, trial.best = [*trial.points, point_of(OfferedLoad(connections=64), [nothing], None)], None
     assert shown_point(trial) == trial.points[0]
-    warm = {line.name: line.warm for line in cold(failing)}
-    assert warm["cpu, 1 worker, batch 1"] == {line.name: line.warm for line in cold(found)}["cpu, 1 worker, batch 1"]
+    assert warm_medians(failing)["cpu, 1 worker, batch 1"] == warm_medians(found)["cpu, 1 worker, batch 1"]
     assert charts(failing)

@@ -94,10 +94,10 @@ def test_the_best_the_next_best_and_the_baseline_are_measured_in_turn() -> None:
     machine = Machine(lambda at, number: one_round((100, 150, 200)[at] * (1 + number % 2 / 100), 20), trials(100, 150, 200))
     pairs = confirm(machine)
     assert machine.attempts[:6] == [2, 1, 0, 0, 1, 2], "there and back, so that what drifts favours nobody"
-    assert machine.attempts[-2:] == [2, 2]
+    assert machine.attempts[-1:] == [2]
     most = machine.trials[2].points[0].throughput.value
     rates = [point.offered.rate or 0.0 for point in machine.trials[2].points if point.offered.mode == "open"]
-    assert [round(rate / most, 1) for rate in rates] == [0.8, 0.3]
+    assert [round(rate / most, 1) for rate in rates] == [0.8]
     assert [(pair.first, pair.second, pair.real, round(pair.ratio, 1)) for pair in pairs] == [(2, 1, True, 1.3), (2, 0, True, 2.0)]
 
 
@@ -108,9 +108,7 @@ def test_one_that_no_longer_holds_its_bounds_makes_room_for_the_next_whose_round
     assert [(pair.first, pair.second) for pair in pairs] == [(1, 0)]
     tried_lower = [point.offered.connections for point in machine.trials[2].points]
     assert tried_lower == [4, 2]
-    assert machine.attempts == [2, 1, 0, 0, 1, 2, 2, 1, 0, 1, 1], (
-        "two turns of all, one with less load, a third turn of those left, two at random"
-    )
+    assert machine.attempts == [2, 1, 0, 0, 1, 2, 2, 1, 0, 1], "two turns of all, one with less load, a third of those left, one at random"
 
 
 @dataclass
@@ -145,7 +143,7 @@ def test_where_two_change_places_their_rounds_are_not_measured_again() -> None:
     machine = Machine(lambda at, number: one_round((100, 205, 190)[at] * (1 + number % 2 / 100), 20), trials(100, 195, 200), options)
     pairs = confirm(machine)
     assert machine.order()[0] == 1
-    assert machine.attempts == [2, 1, 0, 0, 1, 2, 2, 1, 0, 1, 1], "the last two at random"
+    assert machine.attempts == [2, 1, 0, 0, 1, 2, 2, 1, 0, 1], "the last one at random"
     assert [(pair.first, pair.second, pair.real) for pair in pairs] == [(1, 2, True), (1, 0, True)]
 
 
@@ -199,7 +197,7 @@ class OpenMachine(Machine):
 def test_where_requests_at_random_break_the_bounds_a_rate_is_found_that_holds(stands: float, rates: list[float], said: str) -> None:
     machine = OpenMachine(lambda at, number: one_round((100, 200)[at], 20), trials(100, 200), stands=stands)
     confirm(machine)
-    assert [point.offered.rate for point in machine.trials[1].points[1:]] == [*rates, 60], "and one that lets workers idle"
+    assert [point.offered.rate for point in machine.trials[1].points[1:]] == rates
     results = results_of(machine.trials)
     conclude(results)
     assert said in results.why
@@ -259,7 +257,7 @@ def test_the_verdict_names_the_winner_or_says_what_nobody_can() -> None:
     failing = results_of([lost])
     conclude(failing)
     assert failing.why.startswith("No configuration answered all requests: cpu, 1 worker, batch 1 with 1 connection failed 50.0% of them")
-    assert failing.why.endswith("(200 x unanswered, 6 x 500).")
+    assert failing.why.endswith("(6 x 500, 200 x unanswered).")
     broken = results_of([Trial(configuration=Configuration().as_json(), state="failed", reason="no memory")])
     conclude(broken)
     assert broken.why == "Nothing was measured: no memory"

@@ -18,7 +18,6 @@ from tsx_cli.bench.model.parts import Latency
 from tsx_cli.bench.model.points import best_point
 from tsx_cli.bench.model.predict import predict
 from tsx_cli.bench.model.results import OUT_OF_TIME, Accuracy, Curve, CurvePoint, Figure, OfferedLoad, Point, Round, Trial
-from tsx_cli.bench.model.simulate import simulate
 from tsx_cli.bench.model.slo import parse_slo
 from tsx_cli.bench.search.forecast import State, outlook, ranking, undisturbed
 from tsx_cli.bench.search.ladder import Rung, next_level
@@ -148,17 +147,13 @@ def test_the_best_is_found_although_predictions_are_wrong() -> None:
 
 
 @pytest.mark.parametrize("slo", [None, "p99<60ms"])
-def test_the_best_is_found_on_a_simulated_server_with_noise(slo: str | None) -> None:
+def test_the_best_is_found_where_figures_are_noisy(slo: str | None) -> None:
     truth = curve(6, 1.5)
     chance = random.Random(4)
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:
-        times = [6 + 1.5 * size for size in range(1, configuration.batch_size + 1)]
-        slow = [max(1.0, active / 4) for active in range(configuration.workers + 1)]
-        reported = simulate(
-            times, range(150), workers=configuration.workers, connections=offered.connections, slow=slow, spread=0.1, overhead_ms=0.5
-        )
-        return reported.throughput * chance.gauss(1, 0.01), reported.p99_ms * chance.gauss(1, 0.02)
+        rate, p99 = modelled(truth, 4)(configuration, offered)
+        return rate * chance.gauss(1, 0.01), p99 * chance.gauss(1, 0.02)
 
     state = State(space((1, 2, 4, 8), (1, 2, 4, 8, 16)), [truth], slo=parse_slo(slo) if slo else None, cores=4)
     ended = run(state, machine)
@@ -377,8 +372,7 @@ def test_what_an_earlier_run_only_predicted_may_be_measured() -> None:
     assert passed_over(replace(state, trials=reported)) == passed_over(state)
 
 
-def test_rates_are_searched_for_in_an_open_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tsx_cli.bench.model.predict.REQUESTS", 1000)
+def test_rates_are_searched_for_in_an_open_loop() -> None:
     truth = curve(4, 2)
 
     def machine(configuration: Configuration, offered: OfferedLoad) -> tuple[float, float]:

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from tests.support.benchmarked import one_round, point, results
-from tsx_cli.bench.capacity.report import measured_in
+from tsx_cli.bench.capacity.planning import read_measurements
 from tsx_cli.bench.commands.compare_command import compare_command
 from tsx_cli.bench.model.results import Results, Trial, read_results
 from tsx_cli.bench.storage.archive_record import ArchiveRecord
@@ -221,5 +221,5 @@ def test_what_the_version_before_has_written_is_compared_and_planned_from(before
     file = tmp_path / "results.json"
     file.write_text(json.dumps(older(before.model_dump(mode="json"))))
     assert compare(read_results(file), before).pairs == compare(before, before).pairs
-    kept = measured_in(None, file)
+    kept = read_measurements(None, file)
     assert ArchiveRecord.model_validate(older(json.loads(kept.content()))) == kept

@@ -15,7 +15,6 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.engine.facts import Facts, look_at
 from tsx_cli.deploy.image.recipe import NEURON_BASE, Local, recipe
 from tsx_cli.deploy.preflight.preflight import model_profile, place_of
-from tsx_cli.deploy.preflight.prices import read_prices
 from tsx_cli.deploy.spec import DeploySpec
 
 HANDLER = "def handle(data, context):\n    return data and ['{}'] * len(data)\n"
@@ -134,5 +133,5 @@ def test_the_preflight_knows_neuron_machines_and_forms(tmp_path: Path) -> None:
     inspection, _ = look_at(archive(tmp_path, "forms: neuron-bf16\n", KeptForms((NEURON,)).content()))
     assert model_profile(inspection, None).has_neuron_form
     for target, more in (("sagemaker", INF2), ("kubernetes", PODS)):
-        place = place_of(spec(target, **more), read_prices(), "eu-central-1")
+        place = place_of(spec(target, **more))
         assert (place.has_neuron, place.has_gpu) == (True, False)

@@ -18,7 +18,6 @@ from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.preflight.limits import ModelProfile, findings
 from tsx_cli.deploy.preflight.outlook import outlook
 from tsx_cli.deploy.preflight.preflight import place_of
-from tsx_cli.deploy.preflight.prices import Prices
 from tsx_cli.main import main
 
 SAID = ["--target", "sagemaker", "--name", "m", "--role", "arn:aws:iam::123456789012:role/r"]
@@ -134,7 +133,7 @@ def test_scaling_that_comes_too_late_is_reported() -> None:
 
 def test_a_function_has_the_limits_that_it_was_given() -> None:
     own = {"memory": 1024, "timeout": "20s", "managed_instances": {"provider": "arn:aws:lambda:x", "gpu_memory": 6}}
-    place = place_of(read_spec(None, {"name": "m", "target": "lambda", "model": "m.mar", "lambda": own}), Prices(), "")
+    place = place_of(read_spec(None, {"name": "m", "target": "lambda", "model": "m.mar", "lambda": own}))
     assert (place.limits["memory"].most, place.limits["time"].most, place.limits["request"].most) == (1 << 30, 20, 6 << 20)
     assert place.has_gpu is True
     found = findings(place, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))
@@ -147,7 +146,7 @@ def test_a_function_has_the_limits_that_it_was_given() -> None:
 )
 def test_a_component_has_the_part_of_an_instance_that_it_asks_for(component: dict[str, Any], memory: int | None, gpu: bool) -> None:
     own = {"component": {"endpoint": "shared", **component}, "instance_type": "ml.g5.xlarge"}
-    place = place_of(read_spec(None, {"name": "m", "target": "sagemaker", "model": "m.mar", "sagemaker": own}), Prices(), "")
+    place = place_of(read_spec(None, {"name": "m", "target": "sagemaker", "model": "m.mar", "sagemaker": own}))
     assert (place.limits["memory"].most if memory else place.limits.get("memory"), place.has_gpu) == (memory, gpu)
     assert place.limits["request"].most == 6 << 20
     found = findings(place, ModelProfile(packed=1, unpacked=2 << 30))
@@ -160,6 +159,6 @@ def test_a_component_has_the_part_of_an_instance_that_it_asks_for(component: dic
 )
 def test_what_a_container_may_use_is_its_limit(target: str, own: dict[str, Any], memory: int) -> None:
     spec = read_spec(None, {"name": "m", "target": target, "model": "m.mar", target: own | {"gpus": 1, "startup_timeout": "2m"}})
-    place = place_of(spec, Prices(), "")
+    place = place_of(spec)
     assert (place.limits["memory"].most, place.limits["start"].most, place.has_gpu) == (memory, 120, True)
     assert place.limits["memory"].key == f"{target}.memory"

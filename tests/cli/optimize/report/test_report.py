@@ -86,14 +86,13 @@ def test_the_files_hold_every_form_and_escape_what_is_not_ours(tmp_path: Path) -
     assert {(row["name"], row["batch_size"]) for row in rows} >= {("reference", "1"), ("bf16", "8"), ("cuda-graphs", "")}
 
 
-def test_the_terminal_shows_a_table_a_chart_and_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_terminal_shows_a_table_and_the_choice(capsys: pytest.CaptureFixture[str]) -> None:
     show(results())
     shown = capsys.readouterr().out
     assert "openvino-int8 (best)" in shown
     assert "6.00x [5.70, 6.30]" in shown
     assert "+0.20%" in shown
     assert "cuda-graphs: not applicable: it runs on cuda" in shown
-    assert "a openvino-int8" in shown
     assert "Best form: openvino-int8 (openvino-int8 in words)" in shown
 
 
