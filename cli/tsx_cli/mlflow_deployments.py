@@ -25,6 +25,7 @@ from tsx_archiver.storage.digest import content_digest
 from tsx_archiver.storage.private_directory import temporary_place
 from tsx_cli.archive.model_file import HandlerFiles
 from tsx_cli.archive.packing import Packing, pack
+from tsx_cli.archive.source import classify
 from tsx_cli.common.client import RequestFailed, Server, path, reading_answers
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import split_list
@@ -283,7 +284,7 @@ def _packed(uri: str, place: list[str], flavor: Text, given: Mapping[str, Any], 
     )
     parts = HandlerFiles(handler, model_file, split_list([given.get("EXTRA_FILES", "")]))
     order = Packing(parts, place[0], version, requirements, settings, directory, "default", force=True, samples=(), import_it=False)
-    archive = Path(pack(Path(uri), order, quiet=True).archive)
+    archive = Path(pack(Path(uri), classify(Path(uri)), order, quiet=True).archive)
     manifest = inspect_archive(archive).manifest
     own = str(manifest.data.get(MANIFEST_KEY, {}).get("flavor", "pytorch"))
     if flavor not in (None, own, PYFUNC_FLAVOR):

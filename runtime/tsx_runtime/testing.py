@@ -24,7 +24,6 @@ from anyio.from_thread import start_blocking_portal
 
 from tsx_archiver import ArchiveSpec, write_archive
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.sources import load_settings
 from tsx_runtime.targets.server.server import RunningServer, ServeOptions, StopEvents, serve_async
@@ -59,10 +58,8 @@ class ServerUnderTest:
     @cached_property
     def client(self) -> httpx.Client:
         """For `url`, with `headers` and without a timeout. Closed with the server."""
-        try:
-            import httpx  # here, because no server needs it
-        except ImportError as error:
-            raise SettingError("server.client needs httpx: pip install httpx, or use another client with server.url") from error
+        import httpx  # here, because no server needs it
+
         client = httpx.Client(base_url=self.url, headers=self.headers, timeout=None, trust_env=False)
         self._clients.append(client)
         return client

@@ -22,13 +22,12 @@ from tsx_archiver import (
 from tsx_archiver.limits import human
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY as HUGGINGFACE_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY
-from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.storage.cache import Cache
 from tsx_cli.archive.huggingface import name_of
 from tsx_cli.archive.mlflow import default_name
 from tsx_cli.archive.model_file import kind_in_words, kind_of_directory
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, Packing, check, pack
-from tsx_cli.archive.source import source_kind
+from tsx_cli.archive.source import SourceKind, classify
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import print_json, print_table
@@ -44,32 +43,33 @@ def pack_files(files: Sequence[Path], order: Packing, check_it: bool, tolerance:
     """Each by itself; with none, what the options alone make."""
     if order.huggingface.trust_remote_code and not check_it:
         raise UsageError("--trust-remote-code is for --check, which loads the model; who serves the archive decides again")
-    paths: list[Path | None] = [*files] if files else [None]
-    _check_names(paths, order.name)
-    results = [one(path, order, check_it, tolerance, quiet=as_json) for path in paths]
+    kinds = [(path, classify(path)) for path in files]
+    _check_names(kinds, order.name)
+    results = [one(path, kind, order, check_it, tolerance, quiet=as_json) for path, kind in kinds]
+    results = results or [one(None, "file", order, check_it, tolerance, quiet=as_json)]
     if as_json:
         print_json([asdict(result) for result in results])
     if codes := {result.exit_code for result in results} - {0}:
         raise typer.Exit(FAILED if FAILED in codes else NOTHING_SENT)
 
 
-def _check_names(paths: Sequence[Path | None], name: str | None) -> None:
-    """Two files that would become one archive."""
-    if name is not None and len(paths) > 1:
-        raise UsageError(f"--name {name} can name only one archive, but {len(paths)} files are given")
+def _check_names(kinds: Sequence[tuple[Path, SourceKind]], name: str | None) -> None:
+    """Refuse two files that would become one archive."""
+    if name is not None and len(kinds) > 1:
+        raise UsageError(f"--name {name} can name only one archive, but {len(kinds)} files are given")
     seen: dict[str, Path] = {}
-    for path in paths:
-        if path is not None and source_kind(path) != "archive":
-            named = _NAMES.get(source_kind(path), default_model_name)(path)
+    for path, kind in kinds:
+        if kind not in ("archive", "directory"):
+            named = _NAMES.get(kind, default_model_name)(path)
             twin = seen.setdefault(named, path)
             if twin is not path:
                 raise UsageError(f"'{twin}' and '{path}' would both be named {named}; pack them one by one with --name")
 
 
-def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, quiet: bool) -> Packed:
+def one(path: Path | None, kind: SourceKind, order: Packing, check_it: bool, tolerance: float, *, quiet: bool) -> Packed:
     """One file of the command line: packed, checked, or both."""
-    if path is not None and source_kind(path) == "archive":
-        if not check_it and path.is_dir() and not (path / MANIFEST_PATH).is_file():
+    if path is not None and kind in ("archive", "directory"):
+        if not check_it and kind == "directory":
             text = (
                 f"'{path}' has neither the config.json of Hugging Face's save_pretrained nor the MLmodel of MLflow, so it cannot be packed"
             )
@@ -79,7 +79,7 @@ def one(path: Path | None, order: Packing, check_it: bool, tolerance: float, *, 
         if order.belongs_to_packing():
             raise UsageError(f"'{path}' is already an archive and is only checked; remove {order.belongs_to_packing()}")
         return check(Packed(str(path)), order.samples, tolerance, trust_remote_code=order.huggingface.trust_remote_code, quiet=quiet)
-    packed = pack(path, order, quiet=quiet)
+    packed = pack(path, kind, order, quiet=quiet)
     return check(packed, [], tolerance, trust_remote_code=order.huggingface.trust_remote_code, quiet=quiet) if check_it else packed
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from tsx_archiver import ArchiveSpec
-from tsx_archiver.metadata.huggingface import is_huggingface
 from tsx_archiver.names import model_name_from
 from tsx_archiver.pretrained import pretrained_spec
 from tsx_archiver.progress import progress_bar
@@ -30,10 +29,6 @@ class HuggingFaceOptions:
     def given(self) -> str:
         """Of those that are packed, the ones given."""
         return ", ".join(name for name, value in {"--task": self.task, "--adapter": self.adapters}.items() if value)
-
-
-def is_pretrained(path: Path | None) -> bool:
-    return path is not None and (is_hub(str(path)) or is_huggingface(path))
 
 
 def name_of(path: Path) -> str:

@@ -29,10 +29,6 @@ def is_uri(path: Path) -> bool:
     return str(path).startswith((REGISTRY, RUNS))
 
 
-def is_mlflow(path: Path | None) -> bool:
-    return path is not None and (is_uri(path) or (path / FILE).is_file())
-
-
 def default_name(path: Path) -> str:
     """The registered model's, the last part of a run's path, or the directory's."""
     text = str(path)

@@ -22,7 +22,7 @@ from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.importing import check_code
 from tsx_cli.archive.mlflow import is_uri, mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, work_out
-from tsx_cli.archive.source import source_kind
+from tsx_cli.archive.source import SourceKind
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
@@ -88,11 +88,10 @@ class Packed:
         return FAILED if self.check.findings else 0 if self.check.samples else NOTHING_SENT
 
 
-def pack(path: Path | None, order: Packing, *, quiet: bool) -> Packed:
+def pack(path: Path | None, kind: SourceKind, order: Packing, *, quiet: bool) -> Packed:
     """Write the archive. Raises `CliError` and `ArchiveError`."""
     if order.tracking_uri is not None and (path is None or not is_uri(path)):
         raise UsageError("--tracking-uri is the server of models:/NAME/VERSION and runs:/ID/PATH; remove it for a file or a directory")
-    kind = None if path is None else source_kind(path)
     if path is not None and kind == "Hugging Face":
         spec, notes = huggingface_spec(path, order.huggingface, order.name, order.version, order.parts.handler, quiet=quiet)
         spec = replace(spec, extra_files=order.parts.extra_files, model_file=order.parts.model_file)

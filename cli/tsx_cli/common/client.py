@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import ssl
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
 from typer.core import TyperCommand
@@ -18,6 +18,9 @@ from typer.core import TyperCommand
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.server_address import distrust, read_url, trusting
 from tsx_runtime.version import __version__
+
+if TYPE_CHECKING:
+    import httpx
 
 CONNECT_TIMEOUT = 10
 ERROR_SHOWN = 200  # bytes of an error that is not in the server's own form
@@ -113,7 +116,7 @@ class Server:
         self.url = url
         self.address = read_url(url)
         self._certificate, self._timeout, self._absent = certificate, timeout, absent
-        self._headers = {"User-Agent": f"tsx/{__version__}", "Connection": "close"}
+        self._headers = {"User-Agent": f"tsx/{__version__}", "Accept-Encoding": "identity", "Connection": "close"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
 
@@ -134,15 +137,30 @@ class Server:
         return self.call(method, path, json.dumps(value).encode(), {"Content-Type": "application/json"}).json(kind)
 
     def send(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None) -> Response:
-        """An answer of any status. Raises CliError where none comes."""
-        connection = self.connect()
+        """Return an answer of any status. Raises CliError where none comes."""
+        return self.exchange(method, path, {**self._headers, **(headers or {})}.items(), body)
+
+    def exchange(self, method: str, path: str, headers: Iterable[tuple[str, str]], body: bytes | None) -> Response:
+        """Send a request with no other headers than these; without `Connection: close` its connection is kept for the next one.
+
+        Raises:
+            CliError: No answer came. Its cause is an OSError where there was no connection, else an error of httpx.
+        """
+        import httpx  # here, as it is slow to import, and help must be quick
+
+        encoded = [(name.encode("latin-1", "replace"), value.encode("latin-1", "replace")) for name, value in headers]
+        timeout = {"connect": CONNECT_TIMEOUT, "read": self._timeout, "write": self._timeout}
+        extensions = {"target": (self.address.prefix + path).encode(), "timeout": timeout}
+        url = f"http{'s' if self.address.secure else ''}://{self.address.authority}"
         try:
-            connection.request(method, self.address.prefix + path, body, {**self._headers, **(headers or {})})
-            response = connection.getresponse()
-        except (OSError, http.client.HTTPException) as error:
-            connection.close()
-            raise CliError(f"{self.url} did not answer {method} {path}: {_reason(error)}; the server's own output says more") from error
-        return Response(response.status, {name.lower(): value for name, value in response.getheaders()}, _parts(connection, response))
+            request = httpx.Request(method, url, headers=encoded, content=body, extensions=extensions)
+            response = self._transport.handle_request(request)
+        except httpx.HTTPError as error:
+            reason = _root(error)
+            if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and isinstance(reason, OSError):
+                raise self._absence(reason) from reason
+            raise CliError(f"{self.url} did not answer {method} {path}: {_reason(reason)}; the server's own output says more") from error
+        return Response(response.status_code, dict(response.headers), _parts(response))
 
     def refusal(self, status: int, body: bytes, path: str) -> RequestFailed:
         """What an answer of 400 or more says, with the next step, where that is known here rather than on the server."""
@@ -170,85 +188,21 @@ class Server:
         """The headers of the token, if there is one."""
         return {name: value for name, value in self._headers.items() if name == "Authorization"}
 
-    def connect(self) -> http.client.HTTPConnection:
-        connection: http.client.HTTPConnection
-        host, port = self.address.host, self.address.port
-        if self.address.socket:
-            connection = _UnixConnection(self.address.socket)
-        elif self.address.secure:
-            try:
-                context = trusting(self._certificate)
-            except OSError as error:  # an ssl.SSLError is one as well
-                raise CliError(f"certificate_file: cannot read a certificate from {self._certificate}: {_reason(error)}") from error
-            connection = http.client.HTTPSConnection(host, port, timeout=CONNECT_TIMEOUT, context=context)
-        else:
-            connection = http.client.HTTPConnection(host, port, timeout=CONNECT_TIMEOUT)
+    @cached_property
+    def _transport(self) -> httpx.HTTPTransport:
+        import httpx  # here, as it is slow to import, and help must be quick
+
         try:
-            connection.connect()
-        except ssl.SSLError as error:
-            raise CliError(f"{self.url}: {distrust(error)}") from error
-        except OSError as error:
-            why = f"no server answers at {self.url} ({_reason(error)})"
-            raise CliError(f"{why}; {self.address.loading_hint(error)}{self._absent}") from error
-        connection.sock.settimeout(self._timeout)
-        return connection
+            verify = trusting(self._certificate) if self.address.secure else False
+        except OSError as error:  # an ssl.SSLError is one as well
+            raise CliError(f"certificate_file: cannot read a certificate from {self._certificate}: {_reason(error)}") from error
+        return httpx.HTTPTransport(verify=verify, uds=self.address.socket or None)
 
-
-class KeptConnection:
-    """A connection to a server that stays open for the next request. For one thread."""
-
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._connection: http.client.HTTPConnection | None = None
-
-    def open(self) -> None:
-        """Raises CliError where no server answers."""
-        self._connection = self._server.connect()
-
-    def call(self, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers by their names in lower case, and body. Raises CliError, OSError, HTTPException."""
-        fresh = self._connection is None
-        if self._connection is None:
-            self._connection = self._server.connect()
-        try:
-            return self._call(self._connection, method, path, headers, body)
-        except (http.client.RemoteDisconnected, ConnectionError, http.client.CannotSendRequest):
-            self.close()
-            if fresh:
-                raise
-        except BaseException:
-            self.close()
-            raise
-        return self.call(method, path, headers, body)  # the server may have closed it meanwhile
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-    def _call(
-        self, connection: http.client.HTTPConnection, method: str, path: str, headers: Sequence[tuple[str, str]], body: bytes
-    ) -> tuple[int, dict[str, str], bytes]:
-        connection.putrequest(method, self._server.address.prefix + path, skip_accept_encoding=True)
-        for name, value in [*headers, *self._server.authorization.items(), ("Content-Length", str(len(body)))]:
-            connection.putheader(name, value.encode("latin-1", "replace"))
-        connection.endheaders(body)
-        response = connection.getresponse()
-        answer = response.read()
-        if response.will_close:
-            self.close()
-        return response.status, {name.lower(): value for name, value in response.getheaders()}, answer
-
-
-class _UnixConnection(http.client.HTTPConnection):
-    def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=CONNECT_TIMEOUT)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
+    def _absence(self, error: OSError) -> CliError:
+        if isinstance(error, ssl.SSLError):
+            return CliError(f"{self.url}: {distrust(error)}")
+        why = f"no server answers at {self.url} ({_reason(error)})"
+        return CliError(f"{why}; {self.address.loading_hint(error)}{self._absent}")
 
 
 def path(*segments: str, **query: object) -> str:
@@ -263,14 +217,23 @@ def _odd_name(path: str) -> str | None:
     return next((unquote(segment) for segment in segments if not segment or "%2F" in segment), None)
 
 
-def _parts(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> Iterator[bytes]:
+def _parts(response: httpx.Response) -> Iterator[bytes]:
+    import httpx  # here, as it is slow to import, and help must be quick
+
     try:
-        while part := response.read1():
-            yield part
-    except (OSError, http.client.HTTPException) as error:
-        raise CliError(f"the answer was interrupted: {_reason(error)}; the server's own output says more") from error
+        yield from response.iter_raw()
+    except httpx.HTTPError as error:
+        raise CliError(f"the answer was interrupted: {_reason(_root(error))}; the server's own output says more") from error
     finally:
-        connection.close()
+        response.close()
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the system's error behind one of httpx, if there is one."""
+    root: BaseException | None = error
+    while root is not None and not isinstance(root, OSError):
+        root = root.__context__
+    return root or error
 
 
 def error_text(body: bytes) -> str:
@@ -296,5 +259,5 @@ def _failure(status: int, body: bytes) -> RequestFailed:
     return RequestFailed(status, message, type=str(answer.get("type", "")), traceback=(begin + traceback).lstrip() or None)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__

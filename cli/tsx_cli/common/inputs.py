@@ -9,18 +9,6 @@ SAMPLES = "samples"
 INDEX_TO_NAME = "index_to_name.json"
 
 
-def is_archive(path: Path) -> bool:
-    """An archive or an unpacked one, by the name, as in TorchServe."""
-    from tsx_archiver import ARCHIVE_SUFFIXES  # here, as help must be quick
-
-    return path.is_dir() or path.name.endswith(ARCHIVE_SUFFIXES)
-
-
-def is_workflow(path: Path) -> bool:
-    """A workflow's archive, by the name, or one that is unpacked."""
-    return path.name.endswith(".war") or (path / "WAR-INF").is_dir()
-
-
 def samples_in(directory: Path) -> list[Path]:
     """The inputs that a model brings along for trying it."""
     return sorted(path for path in (directory / SAMPLES).glob("*") if path.is_file() and not path.name.startswith("."))

@@ -15,6 +15,9 @@ Target = Literal["container", "sagemaker", "lambda", "kubernetes", "ray"]
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+_:=-]*")
 TAINT = re.compile(r"[\w./-]+(=[\w.-]*)?(:(NoSchedule|PreferNoSchedule|NoExecute))?", re.ASCII)
 SECRET_KEY = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[\w.-]+", re.ASCII)
+NEURON, GPU = "neuron", "cuda"
+NEURON_INSTANCES = re.compile(r"ml\.(inf2|trn\d)")  # those that torch-neuronx compiles for
+ACCELERATED = re.compile(r"ml\.(g\d|gr\d|p\d)")
 GATEWAY = r"^([a-z0-9]([-a-z0-9]*[a-z0-9])?/)?[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 ImageName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
 RETENTIONS = (0, 1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731, 1096, 1827, 2192, 2557, 2922, 3288, 3653)
@@ -319,3 +322,20 @@ class DeploySpec(SpecSection):
     kubernetes: Kubernetes = Field(default_factory=Kubernetes)
     ray: Ray = Field(default_factory=Ray)
     github: Github = Field(default_factory=Github)
+
+    @property
+    def device(self) -> str:
+        """Return what the image's torch computes on: AWS's Inferentia2 or Trainium (`neuron`), `cuda`, or `cpu`."""
+        pods, managed = self.kubernetes, self.lambda_.managed_instances
+        if self.target == "sagemaker":
+            kind = "" if self.sagemaker.serverless else self.sagemaker.instance_type
+            return NEURON if NEURON_INSTANCES.match(kind) else GPU if ACCELERATED.match(kind) else "cpu"
+        if self.target == "kubernetes" and pods.gpus and pods.gpu_resource.startswith("aws.amazon.com/neuron"):
+            return NEURON
+        gpus = {"container": self.container.gpus, "kubernetes": pods.gpus, "lambda": managed and managed.gpu_memory}
+        return GPU if gpus.get(self.target) else "cpu"
+
+    @property
+    def builds_image(self) -> bool:
+        """Return whether an image is built; the nodes of Ray are no images of the deployment."""
+        return self.image is None and self.target != "ray"

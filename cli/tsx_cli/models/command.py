@@ -10,7 +10,6 @@ import typer
 
 from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.inputs import is_archive
 from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
 from tsx_cli.common.output import human, print_json, print_result, print_table
 from tsx_cli.models import record, rollout, shadow, traffic
@@ -190,11 +189,12 @@ def _register(server: Server, archive: str, as_json: bool, **query: object) -> N
 
     A path that exists here goes with its digest, so that no other file of that path is loaded.
     """
-    from tsx_archiver.storage.digest import content_digest  # here, as help must be quick
+    from tsx_archiver import ARCHIVE_SUFFIXES  # here, both of them, as help must be quick
+    from tsx_archiver.storage.digest import content_digest
 
     local, url = Path(archive).absolute(), archive
     if local.is_file() or (local / MANIFEST).is_dir():
-        if not is_archive(local):
+        if local.is_file() and not local.name.endswith(ARCHIVE_SUFFIXES):
             raise UsageError(f"'{archive}' is not an archive; `tsx archive {archive}` makes one")
         url = local.as_uri()
         if local.is_file():

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import http.client
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
-from tsx_cli.common.client import KeptConnection, Server, path
+from tsx_cli.common.client import Server, path
 from tsx_cli.common.compare_option import in_words, read_compare
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.core.shadowing.comparison import compare, tolerance_of
@@ -88,10 +88,10 @@ class Replay:
 
     def send_all(self, entries: Iterable[Recorded], speed: float, concurrency: int, *, progress: bool) -> None:
         """Raises CliError where there is no server, NotARecording, OSError."""
-        KeptConnection(self.server).open()
+        copy(self.server).send("GET", "/ping")
         room = threading.BoundedSemaphore(concurrency + AHEAD)
         start = time.monotonic()
-        with ThreadPoolExecutor(concurrency) as pool:
+        with ThreadPoolExecutor(concurrency, initializer=self._connect) as pool:
             for due, entry in plan(entries, speed):
                 while (left := start + due - time.monotonic()) > 0:
                     time.sleep(min(left, TICK))
@@ -125,19 +125,21 @@ class Replay:
             "different": self.different,
         }
 
+    def _connect(self) -> None:
+        """Give this thread a connection of its own: one pool for many threads takes longer for each request."""
+        self._here.server = copy(self.server)
+
     def _send(self, entry: Recorded, due: float, start: float) -> None:
-        """In a thread, which has a connection of its own."""
-        connection: KeptConnection | None = getattr(self._here, "connection", None)
-        if connection is None:
-            connection = self._here.connection = KeptConnection(self.server)
         late = max(0.0, time.monotonic() - due)
         try:
             target = target_of(entry, self.model, self.version)
-            status, headers, body = connection.call("POST", target, entry.headers, entry.body)
-        except (OSError, ValueError, http.client.HTTPException, CliError) as error:  # ValueError: what no client may send
+            response = self._here.server.exchange("POST", target, [*entry.headers, *self.server.authorization.items()], entry.body)
+            status, body = response.status, response.body()
+        except CliError as error:
+            cause = error.__cause__
             with self._lock:
                 self.late.append(late)
-                self.failed[type(error).__name__ if not isinstance(error, CliError) else "no connection"] += 1
+                self.failed["no connection" if isinstance(cause, OSError) else type(cause).__name__] += 1
             return
         with self._lock:
             self.late.append(late)
@@ -147,7 +149,7 @@ class Replay:
             if status >= 300 > entry.status > 0 and not self.refused:
                 self.refused = f"{status}: {self.server.refusal(status, body, target).message}"
         if entry.answer is not None:
-            self._compare(entry, entry.answer, ComparedAnswer(status, headers, body), due - start)
+            self._compare(entry, entry.answer, ComparedAnswer(status, response.headers, body), due - start)
 
     def _compare(self, entry: Recorded, recorded: bytes, actual: ComparedAnswer, at: float) -> None:
         expected = ComparedAnswer(entry.status, {name.lower(): value for name, value in entry.answer_headers}, recorded)

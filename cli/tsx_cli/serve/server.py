@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
@@ -14,15 +14,13 @@ from tsx_archiver import plan_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
-from tsx_archiver.names import MANIFEST_DIRECTORIES, similar_file
-from tsx_archiver.opening import model_root
+from tsx_archiver.names import similar_file
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
-from tsx_cli.archive.mlflow import is_uri, mlflow_spec
+from tsx_cli.archive.mlflow import mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, work_out
-from tsx_cli.archive.source import source_kind
+from tsx_cli.archive.source import SourceKind, classify
 from tsx_cli.common.failure import CliError, UsageError, for_all
-from tsx_cli.common.inputs import is_workflow
 from tsx_cli.common.output import one_line
 from tsx_cli.serve.startup_page import overwrite, progress_line, show
 from tsx_runtime.core.placement.devices import gpu_count
@@ -31,7 +29,6 @@ from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.nonblocking_output import keep_going
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.sources.hub import is_hub
 from tsx_runtime.targets.observability.logging_setup import set_up_logging
 from tsx_runtime.targets.server.server import DEFAULT_OPTIONS, RunningServer, ServeOptions, serve
 from tsx_runtime.targets.server.startup import (
@@ -58,10 +55,9 @@ def serve_words(
     """The files and directories that are named, else what the settings name. `chosen` is for each model; None leaves it open."""
     if chosen.get("device_type") == "gpu" and not gpu_count():
         raise UsageError("--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit --device to run on the CPU")
-    of_workflows = [word for word in words if is_workflow(_split(word)[1])]
-    others = [word for word in words if word not in of_workflows]
-    of_models = for_all(others, lambda word: locate(word, "model store", settings.model_store), CliError)
-    kinds = {source_kind(path) for _, path in of_models}
+    sources = for_all(words, lambda word: locate(word, settings), CliError)
+    of_models = [source for source in sources if source.kind != "workflow"]
+    kinds = {source.kind for source in of_models}
     if parts.given and "file" not in kinds:
         raise UsageError("--handler, --model-file and --extra-files apply to bare model files; archives and directories have their own")
     if huggingface.given and kinds != {"Hugging Face"}:
@@ -69,15 +65,14 @@ def serve_words(
     if huggingface.trust_remote_code and not of_models:
         raise UsageError("--trust-remote-code is for the models that are named; for others, name them in the setting trust_remote_code")
     with ExitStack() as stack:
-        starts = [find_model(name, path, parts, stack, huggingface) for name, path in of_models] or models_from_settings(settings)
+        starts = [find_model(source, parts, stack, huggingface) for source in of_models] or models_from_settings(settings)
         if huggingface.trust_remote_code:
             trusted = [start.order.model_name or manifest_of(start.path).model_name for start in starts if start.path is not None]
             settings = settings.model_copy(update={"trust_remote_code": [*settings.trust_remote_code, *trusted]})
-        store = settings.workflow_store or settings.model_store
-        named = for_all(of_workflows, lambda word: locate(word, "workflow store", store), CliError)
-        flows = [start_workflow(path, name) for name, path in named] or workflows_from_settings(settings)
+        named = [start_workflow(path, name) for name, path, kind in sources if kind == "workflow"]
+        flows = named or workflows_from_settings(settings)
         orders: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-        if orders and of_workflows and not starts:
+        if orders and named and not starts:
             raise UsageError("--workers, --batch-size and --device apply to models; a workflow's specification sets them for its models")
         try:
             options = ServeOptions(replace=replaces)
@@ -117,15 +112,21 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
     return settings.model_copy(update=changed)
 
 
-def find_model(
-    name: str | None, path: Path, parts: HandlerFiles, stack: ExitStack, huggingface: HuggingFaceOptions = NONE_OF_THEM
-) -> StartModel:
+class Source(NamedTuple):
+    """What `[NAME=]FILE` of the command line names."""
+
+    name: str | None
+    path: Path
+    kind: SourceKind
+
+
+def find_model(source: Source, parts: HandlerFiles, stack: ExitStack, huggingface: HuggingFaceOptions = NONE_OF_THEM) -> StartModel:
     """Find out how to serve a path.
 
     What is no archive becomes a directory like an unpacked one, which `stack` removes.
     """
-    kind = source_kind(path)
-    if kind == "archive":
+    name, path, kind = source
+    if kind in ("archive", "directory"):
         return start_model(path, name)
     if kind == "Hugging Face":
         spec, notes = huggingface_spec(path, huggingface, name, None, None)
@@ -140,28 +141,27 @@ def find_model(
     return replace(start, order=replace(start.order, url=url))
 
 
-def locate(argument: str, store_name: str, store: Path | None) -> tuple[str | None, Path]:
-    """Return the name and the path of `[NAME=]FILE`: of the working directory, else of the store.
+def locate(argument: str, settings: Settings) -> Source:
+    """Find `[NAME=]FILE` in the working directory, else in the store.
 
-    A directory that is no model does not hide a file or directory of the store.
+    A directory that is no model does not hide a file or directory of the store; what hides one is named.
     """
     name, path = _split(argument)
-    if is_hub(str(path)) or is_uri(path):
-        return name, path
+    kind = classify(path)
+    store_name, store = "model store", settings.model_store
+    if kind == "workflow" and settings.workflow_store:
+        store_name, store = "workflow store", settings.workflow_store
     candidates = () if store is None else (store / path, store / f"{path}.mar")
     stored = next((file for file in candidates if file.exists()), None)
-    if path.exists() and (stored is None or not path.is_dir() or _is_model(path)):
-        return name, path
+    if kind in ("Hugging Face", "MLflow") or (path.exists() and (stored is None or kind != "directory")):
+        if stored is not None and stored.resolve() != path.resolve():
+            print(f"'{path}' is that of the working directory, not '{stored}' of the {store_name}", flush=True)
+        return Source(name, path, kind)
     if stored is not None:
-        return name, stored
+        return Source(name, stored, classify(stored))
     beside = f", nor in the {store_name} '{store}'" if store else ""
     near = similar_file(path) or (similar_file(store / path) if store else "")
     raise CliError(f"there is no file '{path}'{beside}{near or ';'} name an archive, a model directory or a model file")
-
-
-def _is_model(directory: Path) -> bool:
-    manifests = (model_root(directory) / name for name in MANIFEST_DIRECTORIES)
-    return source_kind(directory) != "archive" or any(path.is_dir() for path in manifests)
 
 
 def run_server(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run
-from tsx_cli.archive.source import SourceKind, source_kind
+from tsx_cli.archive.source import SourceKind, classify
 
 
 @pytest.fixture
@@ -18,8 +18,10 @@ def directories(tmp_path: Path) -> Path:
         ("style", "adapter_config.json", "{}"),
         ("iris", "MLmodel", "flavors: {pytorch: {}}"),
         ("code", "handler.py", ""),
+        ("unpacked/inner/MAR-INF", "MANIFEST.json", "{}"),
+        ("flow/WAR-INF", "MANIFEST.json", "{}"),
     ):
-        (tmp_path / name).mkdir()
+        (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / file).write_text(text)
     return tmp_path
 
@@ -33,7 +35,10 @@ def directories(tmp_path: Path) -> Path:
         ("iris", "MLflow"),
         ("models:/iris@champion", "MLflow"),
         ("runs:/1/model", "MLflow"),
-        ("code", "archive"),
+        ("code", "directory"),
+        ("unpacked", "archive"),
+        ("flow", "workflow"),
+        ("f.war", "workflow"),
         ("m.mar", "archive"),
         ("m.tar.gz", "archive"),
         ("m.onnx", "file"),
@@ -41,7 +46,7 @@ def directories(tmp_path: Path) -> Path:
 )
 def test_each_kind_is_decided_by_content_or_name(directories: Path, monkeypatch: pytest.MonkeyPatch, word: str, kind: SourceKind) -> None:
     monkeypatch.chdir(directories)
-    assert source_kind(Path(word)) == kind
+    assert classify(Path(word)) == kind
 
 
 @pytest.mark.parametrize("command", [("bench",), ("optimize",), ("batch", "in.jsonl", "-o", "out.jsonl")])

@@ -90,6 +90,19 @@ def test_what_comes_back_instead_of_an_answer_is_reported(answer: bytes, message
     assert message in caught.value.message
 
 
+def test_a_connection_is_kept_until_the_server_closes_it() -> None:
+    peers: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Server(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        for requests in (2, 1):
+            thread = threading.Thread(target=answer_in_turn, args=(listener, requests, peers))
+            thread.start()
+            for _ in range(requests):
+                assert server.exchange("POST", "/x", [("a", "é")], b"").body() == b"ok"
+            thread.join(10)
+    assert len(peers) == 2
+
+
 COMMANDS = [
     ["models", "list"],
     *(["models", verb, "m"] for verb in ("describe", "register", "replace", "unregister", "rollback")),
@@ -190,3 +203,12 @@ def answer_once(listener: socket.socket, answer: bytes) -> None:
     with connection:
         connection.recv(65536)
         connection.sendall(answer)
+
+
+def answer_in_turn(listener: socket.socket, requests: int, peers: list[int]) -> None:
+    connection, (_, port) = listener.accept()
+    peers.append(port)
+    with connection:
+        for _ in range(requests):
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")

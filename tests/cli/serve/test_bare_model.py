@@ -23,9 +23,10 @@ from tsx_archiver import open_archive, plan_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.archive.model_file import HandlerFiles, work_out
+from tsx_cli.archive.source import classify
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
-from tsx_cli.serve.server import find_model, locate, with_addresses, with_grpc_addresses
+from tsx_cli.serve.server import Source, find_model, locate, with_addresses, with_grpc_addresses
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.worker.handlers.models.model_files import load_onnx
 
@@ -58,7 +59,7 @@ def test_the_configuration_of_a_model_directory_is_copied_as_a_server_reads_no_l
     save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_text("{}")
     with ExitStack() as stack:
-        start = find_model(None, tmp_path, HandlerFiles(), stack)
+        start = find_model(Source(None, tmp_path, classify(tmp_path)), HandlerFiles(), stack)
         assert start.path is not None
         with open_archive(start.path) as opened:
             assert opened.config.raw == {"batchSize": 4}
@@ -213,20 +214,29 @@ MANIFEST = "MAR-INF/MANIFEST.json"
         (("other",), "net/MLmodel", "store/net"),
     ],
 )
-def test_a_directory_that_is_no_model_hides_nothing_in_the_model_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: tuple[str, ...], in_store: str | None, taken: str
+def test_a_directory_that_is_no_model_hides_nothing_in_the_model_store_and_what_hides_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    here: tuple[str, ...],
+    in_store: str | None,
+    taken: str,
 ) -> None:
     monkeypatch.chdir(make_directory(tmp_path, *here))
     make_directory(tmp_path / "store", *([in_store] if in_store else []))
-    assert locate("net", "model store", Path("store")) == (None, Path(taken))
-    assert locate("a=net", "model store", Path("store")) == ("a", Path(taken))
+    found = locate("net", Settings(model_store=Path("store")))
+    assert found[:2] == (None, Path(taken))
+    assert locate("a=net", Settings(model_store=Path("store"))) == found._replace(name="a")
+    hides = in_store is not None and taken == "net"
+    named = "'net' is that of the working directory, not 'store/net.mar' of the model store\n"
+    assert capsys.readouterr().out == named * 2 * hides
 
 
 def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_directory(tmp_path / "iris", "data/model.pth")
     (tmp_path / "iris" / "MLmodel").write_text("flavors: {python_function: {}, pytorch: {model_data: data}}")
     with ExitStack() as stack:
-        start = find_model("flowers", tmp_path / "iris", HandlerFiles(), stack)
+        start = find_model(Source("flowers", tmp_path / "iris", "MLflow"), HandlerFiles(), stack)
         assert start.path is not None
         manifest = manifest_of(start.path)
         assert (manifest.model_name, manifest.handler, start.order.url) == ("flowers", "mlflow_pyfunc", "iris")
@@ -238,7 +248,7 @@ def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(tmp_path: Path, c
 def test_the_working_directory_has_its_name_as_the_address_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(make_directory(tmp_path / "net", MANIFEST))
     with ExitStack() as stack:
-        assert find_model(None, Path(), HandlerFiles(), stack).order.url == "net"
+        assert find_model(Source(None, Path(), classify(Path())), HandlerFiles(), stack).order.url == "net"
 
 
 def test_options_of_a_bare_model_do_not_go_with_an_mlflow_model(run: Run, tmp_path: Path) -> None:
@@ -332,7 +342,7 @@ def test_a_missing_file_names_the_one_of_nearly_its_name_here_or_in_the_store(tm
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "digits.mar").touch()
     with pytest.raises(CliError, match=r"nor in the model store 'store'; did you mean 'digits.mar'"):
-        locate("digit.mar", "model store", Path("store"))
+        locate("digit.mar", Settings(model_store=Path("store")))
     (tmp_path / "digita.mar").touch()
     with pytest.raises(CliError, match=r"did you mean 'digita.mar'"):
-        locate("digit.mar", "model store", None)
+        locate("digit.mar", Settings())

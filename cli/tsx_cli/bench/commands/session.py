@@ -30,7 +30,6 @@ from tsx_cli.bench.storage.journal import Journal, PastRun, read_journal
 from tsx_cli.bench.workload.inputs import choose_payloads, parse_shape
 from tsx_cli.bench.workload.payloads import Payload, mix
 from tsx_cli.common.failure import CliError, UsageError
-from tsx_cli.common.inputs import is_workflow
 from tsx_cli.common.interruption import interruptible
 from tsx_cli.common.run_directory import has_run, write_results
 from tsx_runtime.settings.schema import Settings
@@ -56,8 +55,6 @@ def new_run(model: Path, options: BenchOptions, output: Path | None, time_limit:
 
 def new_directory(command: str, model: Path, output: Path | None) -> Path:
     """The directory of a new run of `tsx bench` or `tsx optimize`: `output`, or one with a name of its own. Raises CliError, UsageError."""
-    if is_workflow(model):
-        raise UsageError(f"'{model}' is a workflow; name its models one by one")
     require_packed(model)
     if not model.exists():
         raise CliError(f"there is no file '{model}'{similar_file(model) or ';'} name an archive or a model's directory")

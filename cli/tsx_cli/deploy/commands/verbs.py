@@ -192,7 +192,7 @@ def _planned(engine: Engine, place: Location, spec: DeploySpec, stack: ExitStack
     """`stack` keeps the files of an image that is built here."""
     cloud, image_bytes = place.cloud, None
     inspection, facts = look_at(spec.model, image=spec.image or "", region=cloud.region)
-    if spec.image is None and spec.target != "ray":
+    if spec.builds_image:
         place.platform.wanted(cloud, spec, facts)  # refuses what is missing before a wheel is built
     local = stack.enter_context(image_builder(spec))
     if isinstance(cloud, Cloud):

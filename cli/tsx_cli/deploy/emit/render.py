@@ -48,31 +48,26 @@ def _dockerfile(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
 
 
 def _compose(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    labels = tags_of(spec, facts)
-    if spec.image is not None:
-        service = compose(spec, spec.image, stage=None, labels=labels)
-        return EmittedFiles({"compose.yaml": yaml_text([service])}, {}, "docker compose up --detach --wait")
-    made = recipe(spec, facts, local)
-    service = compose(spec, image_name(spec, made), stage=made.stage, labels=labels)
-    return EmittedFiles(
-        {**made.files, "compose.yaml": yaml_text([service])}, made.copied, "docker compose up --build --detach --wait", made.notes
-    )
+    image, made = _image(spec, facts, local)
+    service = compose(spec, image, stage=made and made.stage, labels=tags_of(spec, facts))
+    files = {"compose.yaml": yaml_text([service])}
+    if made is None:
+        return EmittedFiles(files, {}, "docker compose up --detach --wait")
+    return EmittedFiles({**made.files, **files}, made.copied, "docker compose up --build --detach --wait", made.notes)
 
 
 def _kubernetes(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
-    _refuse_canary(spec)
-    made = None if spec.image is not None else recipe(spec, facts, local)
-    image = spec.image or image_name(spec, made)
-    files = {NAMES[each["kind"]]: yaml_text([each]) for each in manifests(spec, image, tags_of(spec, facts))}
-    cluster_wide = {NAMES["ClusterServingRuntime"]: files.pop(NAMES["ClusterServingRuntime"])} if spec.kubernetes.kserve else {}
-    files["kustomization.yaml"] = yaml_text([{**HEAD, "namespace": spec.kubernetes.namespace, "resources": list(files)}])
+    runtime = NAMES["ClusterServingRuntime"]
+
+    def files(image: str) -> dict[str, str]:
+        made = {NAMES[each["kind"]]: yaml_text([each]) for each in manifests(spec, image, tags_of(spec, facts))}
+        names = [name for name in made if name != runtime]
+        return {**made, "kustomization.yaml": yaml_text([{**HEAD, "namespace": spec.kubernetes.namespace, "resources": names}])}
+
     step = f"{secret_step(spec)}kubectl apply --server-side --kustomize ."
-    if cluster_wide:
-        step = f"kubectl apply --server-side --filename {NAMES['ClusterServingRuntime']}, once for the cluster, then {step}"
-    if made is None:
-        return EmittedFiles({**files, **cluster_wide}, {}, step)
-    build = f"docker build --target {made.stage} --tag {image} . && docker push {image}"
-    return EmittedFiles({**made.files, **files, **cluster_wide}, made.copied, f"{build}, then {step}", made.notes)
+    if spec.kubernetes.kserve:
+        step = f"kubectl apply --server-side --filename {runtime}, once for the cluster, then {step}"
+    return _beside_image(spec, facts, local, files, step, "")
 
 
 def _helm(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
@@ -85,21 +80,19 @@ def _kustomize(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
     return _beside_image(spec, facts, local, lambda image: kustomize(spec, image, tags_of(spec, facts), NAMES), step)
 
 
-def _beside_image(spec: DeploySpec, facts: Facts, local: Local, made: Callable[[str], dict[str, str]], step: str) -> EmittedFiles:
-    """The files of an image that is to be built lie in a directory of their own, as all others are read for the cluster."""
-    _refuse_canary(spec)
-    if spec.image is not None:
-        return EmittedFiles(made(spec.image), {}, step)
-    built = recipe(spec, facts, local)
-    image = image_name(spec, built)
-    files = made(image) | {f"image/{name}": text for name, text in built.files.items()}
-    build = f"docker build --target {built.stage} --tag {image} image && docker push {image}"
-    return EmittedFiles(files, {f"image/{name}": path for name, path in built.copied.items()}, f"{build}, then {step}", built.notes)
-
-
-def _refuse_canary(spec: DeploySpec) -> None:
+def _beside_image(
+    spec: DeploySpec, facts: Facts, local: Local, files: Callable[[str], dict[str, str]], step: str, place: str = "image/"
+) -> EmittedFiles:
+    """The files of an image that is to be built lie at `place`: a directory of their own where all others are read for the cluster."""
     if spec.canary is not None:
         raise UsageError("canary: files cannot watch one; `tsx deploy --target kubernetes` does. Remove it")
+    image, made = _image(spec, facts, local)
+    if made is None:
+        return EmittedFiles(files(image), {}, step)
+    built = {f"{place}{name}": text for name, text in made.files.items()}
+    copied = {f"{place}{name}": path for name, path in made.copied.items()}
+    build = f"docker build --target {made.stage} --tag {image} {place.rstrip('/') or '.'} && docker push {image}"
+    return EmittedFiles(files(image) | built, copied, f"{build}, then {step}", made.notes)
 
 
 def _cloudformation(spec: DeploySpec, facts: Facts, local: Local) -> EmittedFiles:
@@ -172,6 +165,9 @@ def _warnings(kind: str, spec: DeploySpec) -> list[str]:
     return found
 
 
-def image_name(spec: DeploySpec, made: Recipe | None) -> str:
-    assert made is not None
-    return f"{spec.repository or spec.name}:{made.tag}"
+def _image(spec: DeploySpec, facts: Facts, local: Local) -> tuple[str, Recipe | None]:
+    """Return the name of the image, and how it is built where none is named."""
+    if spec.image is not None:
+        return spec.image, None
+    made = recipe(spec, facts, local)
+    return f"{spec.repository or spec.name}:{made.tag}", made

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tsx_archiver.metadata.forms import FormRecord
-from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.spec import GPU, NEURON
 
-NEURON, GPU = "neuron", "cuda"
 DEVICES = {NEURON: "AWS's Neuron accelerators (inf2, trn1)", GPU: "GPUs", "cpu": "CPUs"}
-NEURON_INSTANCES = re.compile(r"ml\.(inf2|trn\d)")  # those that torch-neuronx compiles for
 MACHINES = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
-
-
-def wants_neuron(spec: DeploySpec) -> bool:
-    """Whether it is to run on AWS's Inferentia2 or Trainium."""
-    if spec.target == "sagemaker":
-        return spec.sagemaker.serverless is None and bool(NEURON_INSTANCES.match(spec.sagemaker.instance_type))
-    return spec.target == "kubernetes" and spec.kubernetes.gpus > 0 and spec.kubernetes.gpu_resource.startswith("aws.amazon.com/neuron")
 
 
 class ImagePlatform(NamedTuple):

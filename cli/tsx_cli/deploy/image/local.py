@@ -31,7 +31,7 @@ DISTRIBUTION = "tsx-serve"
 def this_machine(spec: DeploySpec, needs_image: bool = True) -> Generator[Local, None, None]:
     """With a wheel of tsx where this is a version that no package index has, built from where it was installed from. Raises CliError."""
     build, python = spec.build, f"{sys.version_info.major}.{sys.version_info.minor}"
-    if spec.target == "ray" or not needs_image:  # the nodes of Ray are no images of this deployment
+    if not needs_image:
         yield Local(python, "", __version__)
         return
     with tempfile.TemporaryDirectory(prefix="tsx-wheel-", dir=temporary_place()) as place:
@@ -45,7 +45,7 @@ def this_machine(spec: DeploySpec, needs_image: bool = True) -> Generator[Local,
 
 def image_builder(spec: DeploySpec) -> AbstractContextManager[Local | None]:
     """None where the image is there already, and where none is needed."""
-    return nullcontext() if spec.image is not None or spec.target == "ray" else this_machine(spec)
+    return this_machine(spec) if spec.builds_image else nullcontext()
 
 
 def _own_wheel(place: Path) -> Path | None:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from tsx_cli.common.failure import UsageError
 from tsx_cli.deploy.engine.facts import Facts
-from tsx_cli.deploy.engine.kept_forms import GPU, NEURON, ImagePlatform, device_of, form_extras, form_notes, mismatch, wants_neuron
+from tsx_cli.deploy.engine.kept_forms import ImagePlatform, device_of, form_extras, form_notes, mismatch
 from tsx_cli.deploy.engine.resources import digest
-from tsx_cli.deploy.preflight.limits import ACCELERATED, ARM
-from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.preflight.limits import ARM
+from tsx_cli.deploy.spec import GPU, NEURON, DeploySpec
 from tsx_runtime.shared.suggestions import suggestion
 from tsx_templates.render import locked_names, locked_requirements, render_tree
 
@@ -58,7 +58,8 @@ def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
     if local.wheel is not None:
         copied[local.wheel.name] = local.wheel
     runs_on = machine(spec) if spec.target in ("lambda", "sagemaker") else local.machine
-    place = ImagePlatform(*_device(spec, local), runs_on)
+    torch = NEURON_TORCH if spec.device == NEURON else ".".join(re.split(r"[.+]", spec.build.torch or local.torch)[:2])
+    place = ImagePlatform(spec.device, torch, runs_on)
     _check(spec, facts, place)
     missing = set(_extras()) - set(spec.build.extras)
     added = {extra: f"the form {name}" for extra, name in form_extras(facts.forms, place, missing).items()}
@@ -69,18 +70,11 @@ def recipe(spec: DeploySpec, facts: Facts, local: Local) -> Recipe:
 
 
 def base_image(spec: DeploySpec, python: str) -> str:
-    return spec.build.base or (NEURON_BASE if wants_neuron(spec) else f"python:{python}-slim")
+    return spec.build.base or (NEURON_BASE if spec.device == NEURON else f"python:{python}-slim")
 
 
 def _extras() -> list[str]:
     return sorted({*locked_names(), *UNLOCKED} - NO_EXTRAS)
-
-
-def _device(spec: DeploySpec, local: Local) -> tuple[str, str]:
-    """What the image is for, and the release of its torch."""
-    if wants_neuron(spec):
-        return NEURON, NEURON_TORCH
-    return GPU if wants_gpu(spec) else "cpu", ".".join(re.split(r"[.+]", spec.build.torch or local.torch)[:2])
 
 
 def _check(spec: DeploySpec, facts: Facts, place: ImagePlatform) -> None:
@@ -141,15 +135,6 @@ def own_tag(name: str) -> re.Pattern[str]:
     return re.compile(f"tsx-{re.escape(name)}-[0-9a-f]{{12}}")
 
 
-def wants_gpu(spec: DeploySpec) -> bool:
-    """Whether torch has to come with CUDA."""
-    if spec.target == "sagemaker":
-        return spec.sagemaker.serverless is None and bool(ACCELERATED.match(spec.sagemaker.instance_type))
-    if spec.target == "lambda":
-        return spec.lambda_.managed_instances is not None and spec.lambda_.managed_instances.gpu_memory is not None
-    return {"container": spec.container.gpus, "kubernetes": spec.kubernetes.gpus}.get(spec.target, 0) > 0 and not wants_neuron(spec)
-
-
 def machine(spec: DeploySpec) -> str:
     """Of AWS: what this machine is does not matter there."""
     arm = spec.lambda_.architecture == "arm64" if spec.target == "lambda" else bool(ARM.match(spec.sagemaker.instance_type))
@@ -158,7 +143,7 @@ def machine(spec: DeploySpec) -> str:
 
 def _rendered(spec: DeploySpec, facts: Facts, local: Local, archive: str, copied: list[str], extras: Sequence[str]) -> dict[str, str]:
     own = spec.build
-    index = own.torch_index if own.torch_index is not None else "" if wants_gpu(spec) else CPU_INDEX
+    index = own.torch_index if own.torch_index is not None else "" if spec.device == GPU else CPU_INDEX
     installed = {"base", *extras}
     texts = locked_requirements(installed | ({"sbom", "lambda"} if archive else {"sbom"}))
     files = {f"locked-{name}.txt": text for name, text in texts.items()}
@@ -166,7 +151,7 @@ def _rendered(spec: DeploySpec, facts: Facts, local: Local, archive: str, copied
         files["requirements.txt"] = facts.requirements
     values = {
         "base": local.base or base_image(spec, local.python),
-        "neuron": wants_neuron(spec),
+        "neuron": spec.device == NEURON,
         "packages": own.packages,
         "compiles": _adds_compiler(spec, facts),
         "torch": own.torch or local.torch.partition("+")[0],

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tsx_cli.deploy.engine.kept_forms import NEURON_INSTANCES
+from tsx_cli.deploy.spec import GPU, NEURON, NEURON_INSTANCES
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 _DOCS = "https://docs.aws.amazon.com"
@@ -72,8 +72,7 @@ LIMITS: Mapping[str, Mapping[str, TargetLimit]] = {
 IN_BASE64 = {"lambda"}  # where a body that is no text travels in base64, a third longer
 TEXT = re.compile(r"text/|application/(json|xml|javascript)|[^;]*\+json")
 NEARLY = 0.8  # of a limit: from here on a finding says so
-ACCELERATED = re.compile(r"ml\.(g\d|gr\d|p\d)")
-NEURON = re.compile(r"ml\.(inf|trn)\d")
+NEURON_MACHINES = re.compile(r"ml\.(inf|trn)\d")
 ARM = re.compile(r"ml\.[a-z]+\d+g[a-z]*\.")  # c7g, m7gd: Graviton
 
 
@@ -84,8 +83,7 @@ class TargetProfile:
     target: str  # of LIMITS
     limits: Mapping[str, TargetLimit]
     env: Mapping[str, str] = field(default_factory=dict)
-    has_gpu: bool | None = None
-    has_neuron: bool = False
+    device: str | None = None
     instance_type: str | None = None
 
     @property
@@ -217,19 +215,19 @@ def _environment(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFin
 
 def _device(place: TargetProfile, known: ModelProfile) -> Iterator[LimitFinding]:
     kind = place.instance_type or ""
-    if NEURON.match(kind) and not NEURON_INSTANCES.match(kind):
+    if NEURON_MACHINES.match(kind) and not NEURON_INSTANCES.match(kind):
         yield LimitFinding(True, f"{kind} has AWS's first accelerators, which torch-neuronx does not compile for: choose ml.inf2…")
-    elif place.has_neuron and not known.has_neuron_form:
+    elif place.device == NEURON and not known.has_neuron_form:
         text = (
             f"{kind or place.name} has AWS's Neuron accelerators, and the archive has no form for them: run tsx optimize on such a machine"
         )
         yield LimitFinding(True, f"{text}, or choose ml.g… for GPUs, or ml.c… for CPUs")
     if ARM.match(kind):
         yield LimitFinding(False, f"{kind} is an ARM machine: the image must be built for linux/arm64")
-    if known.device == "gpu" and place.has_gpu is False:
+    if known.device == "gpu" and place.device in (NEURON, "cpu"):
         where = f"{kind} has" if kind else f"{place.name} has here"
         yield LimitFinding(False, f"the archive is configured for a GPU, but {where} none: it will run on the CPU, slower than measured")
-    if known.device == "cpu" and place.has_gpu:
+    if known.device == "cpu" and place.device == GPU:
         text = f"{kind or place.name} has a GPU, and the archive is configured for the CPU (deviceType): measure it there with tsx bench"
         yield LimitFinding(False, text)
 

@@ -20,10 +20,9 @@ from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import archive_limits
 from tsx_cli.common.output import one_line
 from tsx_cli.deploy.engine.facts import kept_forms
-from tsx_cli.deploy.engine.kept_forms import NEURON, device_of, wants_neuron
+from tsx_cli.deploy.engine.kept_forms import device_of
 from tsx_cli.deploy.engine.resources import Resource
 from tsx_cli.deploy.preflight.limits import (
-    ACCELERATED,
     GIB,
     LIMITS,
     MIB,
@@ -35,7 +34,7 @@ from tsx_cli.deploy.preflight.limits import (
     findings,
 )
 from tsx_cli.deploy.preflight.outlook import Outlook, outlook
-from tsx_cli.deploy.spec import DeploySpec
+from tsx_cli.deploy.spec import GPU, NEURON, DeploySpec
 from tsx_runtime.errors import LoadFailed
 
 ALL_THE_SAME = "--no-check deploys it anyway"
@@ -107,25 +106,26 @@ def place_of(spec: DeploySpec) -> TargetProfile:
     if spec.target == "ray":
         limits = {"start": TargetLimit(spec.ray.startup_timeout, SET, "ray.startup_timeout")}
         limits |= {"memory": TargetLimit(_bytes(spec.ray.memory), SET, "ray.memory")} if spec.ray.memory else {}
-        return TargetProfile("ray", limits, spec.env, None if spec.ray.num_gpus is None else spec.ray.num_gpus > 0)
+        gpus = spec.ray.num_gpus
+        return TargetProfile("ray", limits, spec.env, None if gpus is None else GPU if gpus else "cpu")
     if spec.target in ("container", "kubernetes"):
         one = spec.container if spec.target == "container" else spec.kubernetes
         own = {"start": TargetLimit(one.startup_timeout, SET, f"{spec.target}.startup_timeout")}
         own |= {"memory": TargetLimit(_bytes(one.memory), SET, f"{spec.target}.memory")} if one.memory else {}
-        return TargetProfile(spec.target, own, spec.env, one.gpus > 0 and not wants_neuron(spec), wants_neuron(spec))
+        return TargetProfile(spec.target, own, spec.env, spec.device)
     return _function(spec) if spec.target == "lambda" else _endpoint(spec)
 
 
 def _function(spec: DeploySpec) -> TargetProfile:
     """The model is in the image, so /tmp need not hold it."""
-    own, managed = spec.lambda_, spec.lambda_.managed_instances
+    own = spec.lambda_
     limits = {
         **LIMITS["lambda"],
         "time": TargetLimit(own.timeout, SET, "lambda.timeout"),
         "start": TargetLimit(own.timeout, SET, "lambda.timeout"),
         "memory": TargetLimit(own.memory * MIB, SET, "lambda.memory"),
     }
-    return TargetProfile("lambda", limits, spec.env, managed is not None and managed.gpu_memory is not None)
+    return TargetProfile("lambda", limits, spec.env, spec.device)
 
 
 def _endpoint(spec: DeploySpec) -> TargetProfile:
@@ -134,14 +134,14 @@ def _endpoint(spec: DeploySpec) -> TargetProfile:
     limits = dict(LIMITS[kind])
     if own.serverless is not None:
         limits["memory"] = TargetLimit(own.serverless.memory * MIB, SET, "sagemaker.serverless.memory")
-        return TargetProfile(kind, limits, spec.env, has_gpu=False)
+        return TargetProfile(kind, limits, spec.env, spec.device)
     limits["start"] = TargetLimit(own.startup_timeout, SET, "sagemaker.startup_timeout")
     if own.component is not None:  # it has a part of the instance, and no GPU but those that it asks for
         if own.component.gpus is None:
             limits["memory"] = TargetLimit(own.component.memory * MIB, SET, "sagemaker.component.memory")
-        kind_of = own.instance_type if own.component.gpus is not None else None
-        return TargetProfile(kind, limits, spec.env, own.component.gpus is not None, instance_type=kind_of)
-    return TargetProfile(kind, limits, spec.env, bool(ACCELERATED.match(own.instance_type)), wants_neuron(spec), own.instance_type)
+            return TargetProfile(kind, limits, spec.env, "cpu")
+        return TargetProfile(kind, limits, spec.env, GPU, own.instance_type)
+    return TargetProfile(kind, limits, spec.env, spec.device, own.instance_type)
 
 
 def _bytes(text: str) -> int:

@@ -19,13 +19,13 @@ from tsx_cli.deploy.engine.facts import Facts, lasting
 from tsx_cli.deploy.engine.kind import CloudError
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Ref, Resource, digest
-from tsx_cli.deploy.preflight.limits import ACCELERATED, NEURON
+from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget, objects_of
 from tsx_cli.deploy.sagemaker.kinds import COMPONENT, LONGEST_UPDATE, InferenceComponent
 from tsx_cli.deploy.sagemaker.resources import VARIANT, model_properties, prefix, scaling_rule, uploaded, uploads
 from tsx_cli.deploy.sagemaker.shared_endpoints import COMPONENTS, ENDPOINT, MODEL, EndpointMembership
-from tsx_cli.deploy.spec import Autoscaling, Component, DeploySpec
+from tsx_cli.deploy.spec import ACCELERATED, Autoscaling, Component, DeploySpec
 
 LOG = "/aws/sagemaker/InferenceComponents/{}"
 RESOURCES = "tsx:resources"  # the tag of a model that says what a copy of it takes, so that a rollback restores that too
@@ -86,7 +86,7 @@ def _check(spec: DeploySpec, component: Component) -> None:
         )
     if component.manage_endpoint and component.variant != VARIANT:
         raise UsageError(f"sagemaker.component.variant is {component.variant}: only an endpoint with manage_endpoint=false has another")
-    if NEURON.match(own.instance_type):
+    if NEURON_MACHINES.match(own.instance_type):
         raise UsageError(
             f"sagemaker.component: tsx shares no {own.instance_type} between components; give the model an endpoint of its own"
         )

@@ -17,14 +17,14 @@ from tsx_cli.deploy.engine.facts import Facts
 from tsx_cli.deploy.engine.kind import ResourceKind
 from tsx_cli.deploy.engine.platform import DeployedVersion
 from tsx_cli.deploy.engine.resources import Observed, Resource, Traits, digest
-from tsx_cli.deploy.preflight.limits import ACCELERATED, NEURON
+from tsx_cli.deploy.preflight.limits import NEURON_MACHINES
 from tsx_cli.deploy.sagemaker import shared_endpoints as shared
 from tsx_cli.deploy.sagemaker.deployment import SageMakerTarget
 from tsx_cli.deploy.sagemaker.kinds import MODEL as MODEL_PROPERTIES
 from tsx_cli.deploy.sagemaker.kinds import Immutable
 from tsx_cli.deploy.sagemaker.resources import config_properties, model_properties, prefix, uploaded, uploads
 from tsx_cli.deploy.sagemaker.shared_endpoints import MODEL, MODELS, EndpointMembership
-from tsx_cli.deploy.spec import DeploySpec, MultiModelEndpoint
+from tsx_cli.deploy.spec import ACCELERATED, DeploySpec, MultiModelEndpoint
 
 VERSION, TARGET_MODEL, OBJECT = "Tsx::SageMaker::ModelVersion", "Tsx::SageMaker::TargetModel", "Tsx::S3::Object"
 SINCE = "tsx:since"  # the tag of a model with the time when it became the current version
@@ -67,7 +67,7 @@ def _check(spec: DeploySpec, multi: MultiModelEndpoint) -> None:
         )
     if own.autoscaling is not None:
         raise UsageError("sagemaker.autoscaling: tsx deploy does not scale a multi-model endpoint; set sagemaker.instances")
-    if ACCELERATED.match(own.instance_type) or NEURON.match(own.instance_type):
+    if ACCELERATED.match(own.instance_type) or NEURON_MACHINES.match(own.instance_type):
         raise UsageError(
             f"sagemaker.instance_type is {own.instance_type}, and a multi-model endpoint runs on CPUs with an image like this: choose "
             "ml.c… or ml.m…, or share a GPU with sagemaker.component"

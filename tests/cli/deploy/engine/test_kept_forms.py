@@ -134,4 +134,4 @@ def test_the_preflight_knows_neuron_machines_and_forms(tmp_path: Path) -> None:
     assert model_profile(inspection, None).has_neuron_form
     for target, more in (("sagemaker", INF2), ("kubernetes", PODS)):
         place = place_of(spec(target, **more))
-        assert (place.has_neuron, place.has_gpu) == (True, False)
+        assert place.device == "neuron"

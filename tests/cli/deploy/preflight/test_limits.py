@@ -47,10 +47,10 @@ def test_each_limit_says_where_it_is_written(limits: dict[str, TargetLimit]) -> 
         ("sagemaker", {}, {"env": {"A": "x" * 1025}}, True, "env.A is longer than 1024 bytes: put it into a file in the archive"),
         ("sagemaker", {}, {"env": {f"A{n}": "" for n in range(101)}}, True, "env has 101 variables, and SageMaker takes 100"),
         ("sagemaker", {}, {"instance_type": "ml.inf1.xlarge"}, True, "ml.inf1.xlarge has AWS's first accelerators"),
-        ("sagemaker", {}, {"instance_type": "ml.inf2.xlarge", "has_neuron": True}, True, "the archive has no form for them"),
+        ("sagemaker", {}, {"instance_type": "ml.inf2.xlarge", "device": "neuron"}, True, "the archive has no form for them"),
         ("sagemaker", {}, {"instance_type": "ml.c7g.large"}, False, "ml.c7g.large is an ARM machine"),
-        ("sagemaker", {"device": "gpu"}, {"instance_type": "ml.c6i.large", "has_gpu": False}, False, "but ml.c6i.large has none"),
-        ("sagemaker", {"device": "cpu"}, {"instance_type": "ml.g5.xlarge", "has_gpu": True}, False, "ml.g5.xlarge has a GPU"),
+        ("sagemaker", {"device": "gpu"}, {"instance_type": "ml.c6i.large", "device": "cpu"}, False, "but ml.c6i.large has none"),
+        ("sagemaker", {"device": "cpu"}, {"instance_type": "ml.g5.xlarge", "device": "cuda"}, False, "ml.g5.xlarge has a GPU"),
     ],
 )  # fmt: skip
 def test_what_goes_beyond_a_limit_is_reported_with_a_way_out(

@@ -135,19 +135,19 @@ def test_a_function_has_the_limits_that_it_was_given() -> None:
     own = {"memory": 1024, "timeout": "20s", "managed_instances": {"provider": "arn:aws:lambda:x", "gpu_memory": 6}}
     place = place_of(read_spec(None, {"name": "m", "target": "lambda", "model": "m.mar", "lambda": own}))
     assert (place.limits["memory"].most, place.limits["time"].most, place.limits["request"].most) == (1 << 30, 20, 6 << 20)
-    assert place.has_gpu is True
+    assert place.device == "cuda"
     found = findings(place, ModelProfile(packed=1, unpacked=1, p99_ms=25_000.0))
     assert found[0].text.endswith("Lambda ends one after 20 s. Raise lambda.timeout, make batches smaller, or use a faster machine")
 
 
 @pytest.mark.parametrize(
-    ("component", "memory", "gpu"),
-    [({"memory": 1024}, 1 << 30, False), ({"memory": 1024, "gpus": 1}, None, True)],  # with a GPU the weights are in its memory
+    ("component", "memory", "device"),
+    [({"memory": 1024}, 1 << 30, "cpu"), ({"memory": 1024, "gpus": 1}, None, "cuda")],  # with a GPU the weights are in its memory
 )
-def test_a_component_has_the_part_of_an_instance_that_it_asks_for(component: dict[str, Any], memory: int | None, gpu: bool) -> None:
+def test_a_component_has_the_part_of_an_instance_that_it_asks_for(component: dict[str, Any], memory: int | None, device: str) -> None:
     own = {"component": {"endpoint": "shared", **component}, "instance_type": "ml.g5.xlarge"}
     place = place_of(read_spec(None, {"name": "m", "target": "sagemaker", "model": "m.mar", "sagemaker": own}))
-    assert (place.limits["memory"].most if memory else place.limits.get("memory"), place.has_gpu) == (memory, gpu)
+    assert (place.limits["memory"].most if memory else place.limits.get("memory"), place.device) == (memory, device)
     assert place.limits["request"].most == 6 << 20
     found = findings(place, ModelProfile(packed=1, unpacked=2 << 30))
     assert [each.text.rpartition(": ")[2] for each in found] == (["raise sagemaker.component.memory"] if memory else [])
@@ -160,5 +160,5 @@ def test_a_component_has_the_part_of_an_instance_that_it_asks_for(component: dic
 def test_what_a_container_may_use_is_its_limit(target: str, own: dict[str, Any], memory: int) -> None:
     spec = read_spec(None, {"name": "m", "target": target, "model": "m.mar", target: own | {"gpus": 1, "startup_timeout": "2m"}})
     place = place_of(spec)
-    assert (place.limits["memory"].most, place.limits["start"].most, place.has_gpu) == (memory, 120, True)
+    assert (place.limits["memory"].most, place.limits["start"].most, place.device) == (memory, 120, "cuda")
     assert place.limits["memory"].key == f"{target}.memory"
