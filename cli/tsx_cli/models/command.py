@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +21,7 @@ from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.suggestions import suggestion
 
 PAGE = 100
+PROGRESS_S = 1.0  # between looks at workers that start
 MANIFEST = "MAR-INF"
 UNREADABLE = ("ModelNotFoundException", "DownloadArchiveException")
 WITHOUT_WORKERS = re.compile(
@@ -141,8 +145,12 @@ def scale(
     workers = count if workers is None else workers
     least = workers if minimum is None else minimum
     most = workers if maximum is None else maximum
-    query = path("models", name, *([] if version is None else [version]), min_worker=least, max_worker=most, synchronous=not no_wait)
-    _say(management(url, config).call("PUT", query).json(), as_json)
+    server, target = management(url, config), ["models", name, *([] if version is None else [version])]
+    over = threading.Event()
+    threading.Thread(target=_print_progress, args=(server, path(*target), over), daemon=True).start()
+    answer = server.call("PUT", path(*target, min_worker=least, max_worker=most, synchronous=not no_wait)).json()
+    over.set()
+    _say(answer, as_json)
 
 
 @app.command("set", cls=AnswerCommand)
@@ -247,7 +255,7 @@ def _default_version(server: Server, name: str, versions: list[dict[str, Any]]) 
 
 def _row(answer: dict[str, Any], default: bool) -> list[object]:
     workers = answer["workers"]
-    ready = sum(worker["status"] == "READY" for worker in workers)
+    ready = _ready(answer)
     return [
         answer["modelName"],
         answer["modelVersion"],
@@ -258,6 +266,22 @@ def _row(answer: dict[str, Any], default: bool) -> list[object]:
         answer.get("jobQueueStatus", {}).get("pendingRequests", 0),
         answer["modelUrl"],
     ]
+
+
+def _ready(answer: dict[str, Any]) -> int:
+    return sum(worker["status"] == "READY" for worker in answer["workers"])
+
+
+def _print_progress(server: Server, target: str, over: threading.Event) -> None:
+    """Print on stderr how many workers of a version are ready, whenever that changes, until `over` is set."""
+    printed = ""
+    while not over.wait(PROGRESS_S):
+        with suppress(CliError):  # the command itself reports what is wrong
+            (version,) = server.call("GET", target).json(list)
+            line = f"workers ready: {_ready(version)} of {version['minWorkers']}"
+            if line != printed:
+                print(line, file=sys.stderr, flush=True)
+            printed = line
 
 
 def _devices(workers: list[dict[str, Any]]) -> str:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import threading
+
 import pytest
 
-from tsx_cli.models.command import _devices, _print_version, _row, in_commands
+from tsx_cli.common.client import Response
+from tsx_cli.common.failure import CliError
+from tsx_cli.models import command
+from tsx_cli.models.command import _devices, _print_progress, _print_version, _row, in_commands
 
 IDLE = {"gpu": False, "gpuUsage": "N/A", "status": "READY"}
 BUSY = "utilization.gpu [%]::0 % utilization.memory [%]::0 % memory.used [MiB]::678 MiB"
@@ -57,3 +63,23 @@ def test_the_command_that_adds_a_worker_names_the_version(done: str) -> None:
     command = "`tsx models scale m 1 --version 2.0` adds one."
     assert in_commands(f"{reported} Use scale workers API to add workers for the model.") == f"{reported} {command}"
     assert in_commands("Workers scaled to 2 for model: m") == "Workers scaled to 2 for model: m"
+
+
+def test_progress_says_how_many_workers_are_ready_whenever_that_changes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "PROGRESS_S", 0)
+    over = threading.Event()
+    answers = [[IDLE], CliError("busy"), [IDLE], [IDLE, IDLE]]
+
+    class Busy:
+        def call(self, method: str, target: str) -> Response:
+            workers = answers.pop(0)
+            if not answers:
+                over.set()
+            if isinstance(workers, CliError):
+                raise workers
+            return Response.whole(json.dumps([{"minWorkers": 500, "workers": workers}]).encode(), "application/json")
+
+    _print_progress(Busy(), "/models/m", over)  # type: ignore[arg-type]  # a server that answers as said
+    assert capsys.readouterr().err == "workers ready: 1 of 500\nworkers ready: 2 of 500\n"

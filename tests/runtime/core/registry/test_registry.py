@@ -258,3 +258,33 @@ def test_names_that_could_leave_their_place_are_refused(tmp_path):
                 await registry.register_path(path, order(**bad))
 
     with_registry(test)
+
+
+def test_a_number_of_workers_that_is_plainly_a_slip_starts_none(tmp_path):
+    async def test(registry):
+        with pytest.raises(BadRequest, match="500 workers are too many"):
+            await registry.register_path(talker(tmp_path / "m"), order(initial_workers=500))
+        assert not registry.models
+        version = await registry.register_path(tmp_path / "m", order(initial_workers=0))
+        with pytest.raises(BadRequest, match=r"max_workers = 500 in \[models\.talker\]"):
+            await registry.scale("talker", None, 500)
+        assert (version.workers, version.min_workers) == ([], 0)
+
+    with_registry(test, cpus=2)
+
+
+@pytest.mark.parametrize("place", ["archive", "models", "model_versions"])
+def test_the_own_max_workers_of_a_model_allow_more(tmp_path, place):
+    config = {"config": "maxWorkers: 70\n"} if place == "archive" else {}
+    settings = {
+        "models": {"models": {"talker": {"max_workers": 70}}},
+        "model_versions": {"model_versions": {"talker": {"1.0": {"maxWorkers": 70}}}},
+    }
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", **config), order(initial_workers=0))
+        version._check_workers(70)
+        with pytest.raises(BadRequest, match="71 workers are too many"):
+            version._check_workers(71)
+
+    with_registry(test, cpus=2, **settings.get(place, {}))

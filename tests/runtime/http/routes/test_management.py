@@ -562,6 +562,7 @@ def test_limits_and_workers_change_together(empty):
         ({"batchsize": 4}, "Parameter batchsize is not known; did you mean 'batch_size'?"),
         ({"min_worker": 2, "max_worker": 1, "batch_size": 4}, "max_worker cannot be less than min_worker."),
         ({"min_worker": 100_000, "batch_size": 4}, "100000 workers are too many"),
+        ({"min_worker": 1000, "batch_size": 4}, "or max_workers = 1000 in [models.talker]"),
     ],
 )
 def test_a_limit_that_cannot_be_is_named_and_nothing_is_changed(empty, given, words, error_of):
