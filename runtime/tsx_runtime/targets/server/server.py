@@ -53,6 +53,7 @@ from tsx_runtime.targets.server.startup import (
     load_workflows,
     log_privileges,
     register_all,
+    warn_of_unknown_models,
     watched_loading,
 )
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
@@ -181,6 +182,8 @@ async def serve_async(
                 await prepared
             if versions is None or await _unless(stopping.asked, load_workflows(workflows, to_load, or_log=options.answer_first)) is None:
                 return
+            if options.hosted is None:
+                warn_of_unknown_models(settings, registry.names)
             started = partial(RunningServer, versions=versions, workflows=list(workflows.workflows.values()), registry=registry)
             parts = _ServerParts(settings, registry, workflows, keys, bound, grpc, tls, jobs, before)
             await _answer(parts, stopping, options, models, lambda addresses: on_ready(started(addresses)))
