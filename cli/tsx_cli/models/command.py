@@ -24,6 +24,7 @@ PAGE = 100
 PROGRESS_S = 1.0  # between looks at workers that start
 MANIFEST = "MAR-INF"
 UNREADABLE = ("ModelNotFoundException", "DownloadArchiveException")
+OUTSIDE_STORE = " does not match any allowed URL(s). "
 WITHOUT_WORKERS = re.compile(
     r'(Model "(.+)" Version: (\S+) .+) Use scale workers API to add workers for the model\.',
 )
@@ -173,13 +174,17 @@ def change(
 @app.command(cls=AnswerCommand)
 def set_default(
     name: ModelName,
-    version: Annotated[str, typer.Option("--version", help="Version that answers requests without a version.")],
+    number: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="Version that answers requests without a version.")] = None,
+    version: Annotated[str | None, typer.Option("--version", help="The same as an option.")] = None,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
     """Choose the version that answers requests without a version."""
-    _say(management(url, config).call("PUT", path("models", name, version, "set-default")).json(), as_json)
+    chosen = version or number
+    if chosen is None or (version and number):
+        raise UsageError(f"give the version once: `tsx models set-default {name} 2.0`")
+    _say(management(url, config).call("PUT", path("models", name, chosen, "set-default")).json(), as_json)
 
 
 @app.command(cls=AnswerCommand)
@@ -213,10 +218,8 @@ def _register(server: Server, archive: str, as_json: bool, **query: object) -> N
     except RequestFailed as error:
         if url == archive or error.type not in UNREADABLE:
             raise
-        raise CliError(
-            f"{server.url} cannot read {local} of this machine: it reads its model store, and the "
-            "files that it was started with; copy the file into that store, and give its path there"
-        ) from error
+        reason = error.message.rpartition(OUTSIDE_STORE)[2]
+        raise CliError(f"{server.url} cannot read {local} of this machine. {reason}") from error
     _say(answer, as_json)
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
-from tsx_cli.common.client import Response
+from tsx_cli.common.client import RequestFailed, Response
 from tsx_cli.common.failure import CliError
 from tsx_cli.models import command
 from tsx_cli.models.command import _devices, _print_progress, _print_version, _row, in_commands
@@ -63,6 +64,28 @@ def test_the_command_that_adds_a_worker_names_the_version(done: str) -> None:
     command = "`tsx models scale m 1 --version 2.0` adds one."
     assert in_commands(f"{reported} Use scale workers API to add workers for the model.") == f"{reported} {command}"
     assert in_commands("Workers scaled to 2 for model: m") == "Workers scaled to 2 for model: m"
+
+
+@pytest.mark.parametrize(
+    ("answered", "told"),
+    [
+        ("Given URL file:///m.mar does not match any allowed URL(s). This server has no model store", "This server has no model store"),
+        ("Failed to download archive from: file:///m.mar: it differs", "Failed to download archive from: file:///m.mar: it differs"),
+    ],
+)
+def test_a_file_that_the_server_cannot_read_is_reported_with_what_the_server_says_of_its_store(
+    tmp_path: Path, answered: str, told: str
+) -> None:
+    class Refusing:
+        url = "http://server"
+
+        def call(self, method: str, target: str) -> Response:
+            raise RequestFailed(404, answered, type="ModelNotFoundException")
+
+    (tmp_path / "m.mar").write_bytes(b"PK\x03\x04")
+    with pytest.raises(CliError) as caught:
+        command._register(Refusing(), str(tmp_path / "m.mar"), as_json=False)  # type: ignore[arg-type]  # a server that refuses
+    assert caught.value.message == f"http://server cannot read {tmp_path / 'm.mar'} of this machine. {told}"
 
 
 def test_progress_says_how_many_workers_are_ready_whenever_that_changes(

@@ -231,10 +231,10 @@ def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(t
     ("url", "error", "text"),
     [
         ("", BadRequest, "Parameter url is required"),
-        ("missing.mar", ModelNotFound, "Model not found at: missing.mar"),
+        ("missing.mar", ModelNotFound, "Model not found at: missing.mar.*Copy the file into this server's store, /"),
         ("../fake.mar", ModelNotFound, "Relative path is not allowed in url: ../fake.mar"),
         ("a\\..\\b.mar", ModelNotFound, "Relative path is not allowed"),
-        ("/etc/passwd", ModelNotFound, "/etc/passwd is not in the store"),
+        ("/etc/passwd", ModelNotFound, "/etc/passwd is not in the store. Copy the file"),
         ("http://169.254.169.254/m.mar", ModelNotFound, "does not match any allowed URL"),
         ("file:///etc/passwd", ModelNotFound, "does not match any allowed URL"),
         ("text.mar", BadRequest, "text.mar"),
