@@ -96,7 +96,7 @@ class ModelVersion:
             self.stats.journal = MetricJournal()
         self._supervision = SupervisionConfig(
             label,
-            f"`tsx models scale {name} --workers 1 --version {version}` (PUT /models/{name}/{version}?min_worker=1)",
+            f"`tsx models scale {name} 1 --version {version}` (PUT /models/{name}/{version}?min_worker=1)",
             self._dispatcher,
             host.starter,
             self._load_order,

@@ -35,6 +35,7 @@ def test_settings_for_a_model_that_is_not_served_are_named_with_the_nearest_one(
     warn_of_unknown_models(settings, ["digits", "bert"])
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
     named, other, bart = (record.getMessage() for record in caplog.records)
-    assert "'digit'" in named and named.endswith("did you mean 'digits'?")
+    assert "'digit'" in named
+    assert named.endswith("did you mean 'digits'?")
     assert other.endswith("none of that name is served now")
     assert bart.endswith("did you mean 'bert'?")
