@@ -59,8 +59,9 @@ def load_settings(
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.model_fields, "default")
-    from_file = _from_toml(file, warn) if file is None or file.suffix == ".toml" else _from_properties(file, env, warn)
-    for found in [*from_file, *_from_environment(env, warn, sources), *_from_command_line(cli, warn)]:
+    is_toml = file is None or file.suffix == ".toml"
+    from_file = _checked(_from_toml(file, warn)) if is_toml else _from_properties(file, env, warn)
+    for found in [*from_file, *_from_environment(env, warn, sources), *_checked(_from_command_line(cli, warn))]:
         place, key = values, found.name
         if found.model is not None:
             place, key = values.setdefault(MODELS, {}).setdefault(found.model, {}), found.name.rpartition(".")[2]
@@ -127,7 +128,7 @@ def _from_toml(path: Path | None, warn: Callable[[str], None]) -> Iterable[_Sour
             if name == MODELS:
                 yield from _from_model_tables(value, path)
             elif name != DEPLOY and not _is_removed(name, str(path), warn):
-                yield _SourceValue(_known(name, _PLAIN, str(path)), value, str(path), path)
+                yield _SourceValue(name, value, str(path), path)
 
 
 def _from_model_tables(tables: object, path: Path) -> Iterable[_SourceValue]:
@@ -135,8 +136,7 @@ def _from_model_tables(tables: object, path: Path) -> Iterable[_SourceValue]:
         if not isinstance(table, dict):
             raise SettingError(f"{MODELS} in {path} takes one table per model, as in [{MODELS}.resnet]; '{model or table}' is not a table")
         for key, value in table.items():
-            name = _known(BY_KEY.get(str(key), str(key)), ModelSettings.model_fields, f"[{MODELS}.{model}] of {path}")
-            yield _SourceValue(f"{MODELS}.{model}.{name}", value, str(path), path)
+            yield _SourceValue(f"{MODELS}.{model}.{BY_KEY.get(str(key), str(key))}", value, str(path), path)
 
 
 def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], None]) -> Iterable[_SourceValue]:
@@ -188,12 +188,8 @@ def _from_command_line(cli: Mapping[str, object], warn: Callable[[str], None]) -
     for name, value in cli.items():
         if _is_removed(name, "the command line", warn):
             continue
-        if name.startswith(f"{MODELS}.") and name.count(".") >= 2:
-            model, _, key = name.rpartition(".")
-            name = f"{model}." + _known(BY_KEY.get(key, key), ModelSettings.model_fields, f"'{name}' of the command line")
-        else:
-            _known(name, _PLAIN, "the command line")
-        yield _SourceValue(name, value, "command line")
+        table, dot, key = name.rpartition(".")
+        yield _SourceValue(f"{table}.{BY_KEY.get(key, key)}" if dot else name, value, "command line")
 
 
 def _is_removed(name: str, origin: str, warn: Callable[[str], None]) -> bool:
@@ -203,12 +199,28 @@ def _is_removed(name: str, origin: str, warn: Callable[[str], None]) -> bool:
     return name in REMOVED
 
 
-def _known(name: str, known: Iterable[str], origin: str) -> str:
-    known = list(known)
-    if name not in known:
-        hint = suggestion(name, known) or "; `tsx config show` lists all settings"
-        raise SettingError(f"unknown setting '{name}' in {origin}{hint}")
-    return name
+def _checked(values: Iterable[_SourceValue]) -> list[_SourceValue]:
+    """Raise SettingError with a line for each unknown setting."""
+    values, unknown = list(values), []
+    for value in values:
+        table, _, key = value.name.rpartition(".")
+        if not table.startswith(f"{MODELS}."):
+            table, key = "", value.name
+        known = list(ModelSettings.model_fields) if table else _PLAIN
+        if key not in known:
+            place = f"[{table}] of " if table else ""
+            place += "the command line" if value.file is None else value.origin
+            unknown.append(f"unknown setting '{key}' in {place}{_hint(key, known)}")
+    if unknown:
+        raise SettingError("\n".join(unknown))
+    return values
+
+
+def _hint(name: str, known: list[str]) -> str:
+    intended = _INTENDED.get(name) if known is _PLAIN else None
+    if intended is None and known is _PLAIN and BY_KEY.get(name, name) in ModelSettings.model_fields:
+        intended = f"{MODELS}.NAME.{BY_KEY.get(name, name)}"
+    return f"; did you mean {intended}?" if intended else suggestion(name, known) or "; `tsx config show` lists all settings"
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -277,3 +289,5 @@ def _kind(field: FieldInfo) -> Any:
 
 
 _PLAIN = [name for name in Settings.model_fields if name not in NESTED]
+_INTENDED = {name: f"{MODELS}.NAME.{name}, or --{name.replace('_', '-')} of tsx serve" for name in ("workers", "batch_size", "device")}
+_INTENDED |= {"log_level": "log_config", "timeout": "default_response_timeout", "model": MODELS, "port": "inference_address"}

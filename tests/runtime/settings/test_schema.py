@@ -100,6 +100,34 @@ def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_p
     assert "did you mean 'drain_timeout'?" in failure(cli={"drain_timout": "x"})
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("workers", "models.NAME.workers, or --workers of tsx serve"),
+        ("batch_size", "models.NAME.batch_size, or --batch-size of tsx serve"),
+        ("batchSize", "models.NAME.batch_size"),
+        ("slo", "models.NAME.slo"),
+        ("timeout", "default_response_timeout"),
+        ("log_level", "log_config"),
+        ("model", "models"),
+    ],
+)
+def test_a_setting_under_the_name_of_something_else_is_told_what_it_is_called_here(name: str, hint: str) -> None:
+    assert failure(cli={name: "1"}) == f"unknown setting '{name}' in the command line; did you mean {hint}?"
+
+
+def test_all_unknown_settings_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    toml = write(tmp_path, "zz = 1\n[model.digits]\nworkers = 2\n[models.a]\nworker = 2\n[models.'b.1']\nworkers = 1\nsloo = 'p99<1s'\n")
+    lines = failure(toml=toml).splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        f"unknown setting 'zz' in {toml}",
+        f"unknown setting 'model' in {toml}",
+        f"unknown setting 'worker' in [models.a] of {toml}",
+        f"unknown setting 'sloo' in [models.b.1] of {toml}",
+    ]
+    assert len(failure(cli={"zz": "1", "models.m.worker": "2"}).splitlines()) == 2
+
+
 def test_an_unknown_setting_that_is_near_to_none_says_where_all_are_listed() -> None:
     assert failure(cli={"zz": "1"}) == "unknown setting 'zz' in the command line; `tsx config show` lists all settings"
 
