@@ -117,29 +117,23 @@ def listeners(
 
     Raises SettingError with a line for each address that cannot be bound.
     """
-    left, made = dict(passed or {}), []
-    errors: list[str] = []
+    left, made, errors = dict(passed or {}), [], []
     with contextlib.ExitStack() as stack:
-        for address, roles in addresses(settings):
-            with _noted(errors):
-                made.append(stack.enter_context(contextlib.closing(Listener(address, roles, left.pop(place(address), None)))))
-        for address, roles in grpc:
-            with _noted(errors):
-                if address.port:
-                    Listener(address, roles).close()
+        for address, roles in (*addresses(settings), *grpc):
+            try:
+                made.append(Listener(address, roles, left.pop(place(address), None)))
+            except SettingError as error:
+                errors.append(error.message)
+                continue
+            if set(roles).issubset(GRPC_ROLES):
+                made.pop().close()
+            else:
+                stack.callback(made[-1].close)
         if errors:
             raise SettingError("\n".join(errors))
         for unused in left.values():
             unused.sock.close()  # or clients would wait in its backlog
         yield made
-
-
-@contextlib.contextmanager
-def _noted(errors: list[str]) -> Iterator[None]:
-    try:
-        yield
-    except SettingError as error:
-        errors.append(error.message)
 
 
 def place(address: Address) -> str:
