@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from tsx_archiver.metadata.model_limits import BY_KEY
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings.model_limits import Accepts
+from tsx_runtime.settings.model_limits import Accepts, Unit
 from tsx_runtime.settings.schema import MODELS, NESTED, REMOVED, SECRETS, ModelSettings, Settings
 from tsx_runtime.settings.torchserve import parse_snapshot, parse_versions, read_torchserve_config
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
@@ -83,19 +83,21 @@ def find_config(option: Path | None, env: Mapping[str, str], directory: Path) ->
 def accepted(field: FieldInfo) -> str:
     """What a setting takes, in words."""
     kind = _kind(field)
-    for mark in (*field.metadata, *getattr(kind, "__metadata__", ())):  # of `Annotated[...] | None` the marks are inside
+    marks = (*field.metadata, *getattr(kind, "__metadata__", ()))  # of `Annotated[...] | None` the marks are inside
+    for mark in marks:
         if isinstance(mark, Accepts):
             return mark.text
+    unit = next((f", or {mark.text}" for mark in marks if isinstance(mark, Unit)), "")
     least = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
     most = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
     if kind is bool:
         return "true or false"
     if kind is float:
         return "a number greater than 0" if least is None else f"a number from {least} to {most}"
-    if kind is int:
+    if unit or kind is int:
         if most is not None:
-            return f"a whole number from {least} to {most}"
-        return "a whole number" if least is None else f"a whole number, at least {least}"
+            return f"a whole number from {least} to {most}{unit}"
+        return "a whole number" if least is None else f"a whole number, at least {least}{unit}"
     if kind is Path:
         return "a path"
     if typing.get_origin(kind) is Literal:
@@ -210,17 +212,13 @@ def _checked(values: Iterable[_SourceValue]) -> list[_SourceValue]:
         if key not in known:
             place = f"[{table}] of " if table else ""
             place += "the command line" if value.file is None else value.origin
-            unknown.append(f"unknown setting '{key}' in {place}{_hint(key, known)}")
+            hint = suggestion(key, known) or "; `tsx config show` lists all settings"
+            if key in _INTENDED and not table:
+                hint = f"; did you mean {_INTENDED[key]}?"
+            unknown.append(f"unknown setting '{key}' in {place}{hint}")
     if unknown:
         raise SettingError("\n".join(unknown))
     return values
-
-
-def _hint(name: str, known: list[str]) -> str:
-    intended = _INTENDED.get(name) if known is _PLAIN else None
-    if intended is None and known is _PLAIN and BY_KEY.get(name, name) in ModelSettings.model_fields:
-        intended = f"{MODELS}.NAME.{BY_KEY.get(name, name)}"
-    return f"; did you mean {intended}?" if intended else suggestion(name, known) or "; `tsx config show` lists all settings"
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -289,5 +287,7 @@ def _kind(field: FieldInfo) -> Any:
 
 
 _PLAIN = [name for name in Settings.model_fields if name not in NESTED]
-_INTENDED = {name: f"{MODELS}.NAME.{name}, or --{name.replace('_', '-')} of tsx serve" for name in ("workers", "batch_size", "device")}
+_INTENDED = {name: f"{MODELS}.NAME.{BY_KEY.get(name, name)}" for name in (*ModelSettings.model_fields, *BY_KEY)}
+for _name in ("workers", "batch_size", "device"):
+    _INTENDED[_name] += f", or --{_name.replace('_', '-')} of tsx serve"
 _INTENDED |= {"log_level": "log_config", "timeout": "default_response_timeout", "model": MODELS, "port": "inference_address"}

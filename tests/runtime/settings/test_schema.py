@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import zipfile
 from pathlib import Path
@@ -86,11 +87,33 @@ def test_a_relative_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
     assert settings.cache_dir == Path("/cache")
 
 
+def test_sizes_and_times_may_be_text_wherever_they_stand(tmp_path: Path) -> None:
+    toml = write(tmp_path, 'max_request_size = "10MB"\nmax_job_size = "1MiB"\ndrain_timeout = "2m"\n[models.m]\nresponseTimeout = "1h"\n')
+    settings, _ = load_settings({"max_response_size": "2 kB", "models.m.max_queue_bytes": "1GiB"}, {"TSX_KEEP_ALIVE_TIMEOUT": "30s"}, toml)
+    assert (settings.max_request_size, settings.max_response_size, settings.max_job_size) == (10_000_000, 2000, 1 << 20)
+    assert (settings.drain_timeout, settings.keep_alive_timeout) == (120, 30)
+    assert (settings.models["m"].response_timeout, settings.models["m"].max_queue_bytes) == (3600, 1 << 30)
+    assert type(settings.drain_timeout) is int
+
+
+@pytest.mark.parametrize("text", ["500ms", "1.5", "soon", "10MB", "-1"])
+def test_a_time_that_is_no_whole_number_of_seconds_is_refused(text: str) -> None:
+    reported = failure({"drain_timeout": text})
+    assert reported.endswith("it takes a whole number, at least 0, or a time such as 30s, 10m or 2h")
+
+
+def test_every_whole_number_of_bytes_or_seconds_may_be_text() -> None:
+    for name, field in (Settings.model_fields | ModelSettings.model_fields).items():
+        unit = re.search(r"bytes|seconds|milliseconds|megabytes", field.description or "")
+        if accepted(field).startswith("a whole number") and unit and name != "max_batch_tokens":  # it says that bytes are no tokens
+            assert (", or a " in accepted(field)) == (unit[0] in ("bytes", "seconds")), name
+
+
 @pytest.mark.parametrize("name", ["max_request_size", "max_response_size"])
 def test_what_no_frame_can_hold_is_no_limit(name: str) -> None:
     assert getattr(load_settings({name: "4294967295"}, {})[0], name) == MAX_FIELD
     assert failure({name: "4294967296"}) == (
-        f"{name} cannot be '4294967296' (from command line): it takes a whole number from 1 to 4294967295"
+        f"{name} cannot be '4294967296' (from command line): it takes a whole number from 1 to 4294967295, or a size such as 100MB or 8GB"
     )
 
 
