@@ -15,7 +15,7 @@ from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import is_archive
 from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
-from tsx_cli.common.output import human, print_json, print_result, print_table
+from tsx_cli.common.output import human, print_json, print_result, print_table, rounded
 from tsx_cli.models import record, rollout, shadow, traffic
 from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.suggestions import suggestion
@@ -181,10 +181,9 @@ def set_default(
     config: Config = None,
 ) -> None:
     """Choose the version that answers requests without a version."""
-    chosen = version or number
-    if chosen is None or (version and number):
+    if (version is None) == (number is None):
         raise UsageError(f"give the version once: `tsx models set-default {name} 2.0`")
-    _say(management(url, config).call("PUT", path("models", name, chosen, "set-default")).json(), as_json)
+    _say(management(url, config).call("PUT", path("models", name, version or number or "", "set-default")).json(), as_json)
 
 
 @app.command(cls=AnswerCommand)
@@ -300,6 +299,7 @@ def _print_version(answer: dict[str, Any]) -> None:
     facts += [(f"{part} {name}", value) for part in ("slo", "cache") for name, value in answer.get(part, {}).items()]
     queue = answer.get("jobQueueStatus", {})
     facts += [(name, queue[name]) for name in queue]
+    facts = [(name, rounded(value) if isinstance(value, float) else value) for name, value in facts]
     print_table([answer["modelName"], answer["modelVersion"]], facts)
     workers = [
         (

@@ -50,8 +50,13 @@ def _whole_seconds(text: str) -> float:
 
 Bytes = Annotated[int, BeforeValidator(where_text(parse_bytes)), Unit("a size such as 100MB or 8GB")]
 Seconds = Annotated[int, BeforeValidator(where_text(_whole_seconds)), Unit("a time such as 30s, 10m or 2h")]
-UNITS: dict[str, Any] = dict.fromkeys(("max_batch_bytes", "max_queue_bytes"), Bytes)
-UNITS |= dict.fromkeys(("response_timeout", "startup_timeout", "max_worker_age"), Seconds)
+UNITS: dict[str, Any] = {
+    "max_batch_bytes": Bytes,
+    "max_queue_bytes": Bytes,
+    "response_timeout": Seconds,
+    "startup_timeout": Seconds,
+    "max_worker_age": Seconds,
+}
 
 
 def limit_field(name: str, default: Any = None, **options: Any) -> Any:

@@ -234,7 +234,9 @@ class Settings(BaseModel):
         "jobs.sqlite in state_dir if not set",
     )
     job_retention: Seconds = Field(86_400, ge=1, description="time for which an asynchronous answer is stored, in seconds")
-    idempotency_retention: Seconds = Field(86_400, ge=1, description="time for which the answer to an Idempotency-Key is stored, in seconds")
+    idempotency_retention: Seconds = Field(
+        86_400, ge=1, description="time for which the answer to an Idempotency-Key is stored, in seconds"
+    )
     max_kept_answer: Bytes = Field(
         8 << 20, ge=0, le=MAX_FIELD, description="maximum size of an answer that is stored for an Idempotency-Key, in bytes"
     )
@@ -255,7 +257,9 @@ class Settings(BaseModel):
     job_callback_secret: str | None = Field(None, min_length=16, description="secret with which callbacks are signed (HMAC-SHA256)")
     job_callback_old_secret: str | None = Field(None, min_length=16, description="previous secret, with which callbacks are signed as well")
     header_timeout: Seconds = Field(10, ge=1, description="maximum time to receive a request's headers, in seconds")
-    body_timeout: Seconds = Field(30, ge=1, description="maximum time to receive a body, in seconds, plus one second for each 16 KiB received")
+    body_timeout: Seconds = Field(
+        30, ge=1, description="maximum time to receive a body, in seconds, plus one second for each 16 KiB received"
+    )
     body_idle_timeout: Seconds = Field(10, ge=1, description="maximum pause in receiving a request's body, in seconds")
     write_timeout: Seconds = Field(30, ge=1, description="maximum time in which a client reads nothing of its answer, in seconds")
     keep_alive_timeout: Seconds = Field(75, ge=1, description="maximum idle time of a connection between requests, in seconds")

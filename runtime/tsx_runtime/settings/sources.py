@@ -59,8 +59,7 @@ def load_settings(
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.model_fields, "default")
-    is_toml = file is None or file.suffix == ".toml"
-    from_file = _checked(_from_toml(file, warn)) if is_toml else _from_properties(file, env, warn)
+    from_file = _checked(_from_toml(file, warn)) if file is None or file.suffix == ".toml" else _from_properties(file, env, warn)
     for found in [*from_file, *_from_environment(env, warn, sources), *_checked(_from_command_line(cli, warn))]:
         place, key = values, found.name
         if found.model is not None:

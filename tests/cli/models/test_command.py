@@ -58,6 +58,12 @@ def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[s
     assert shown.endswith("ValueError: no weights\n")
 
 
+def test_measured_figures_are_rounded(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = {"throughput": 10243.173448294972, "p99Ms": 1.23456}
+    _print_version({"modelName": "m", "modelVersion": "1.0", "workers": [], "measured": measured})
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines() if "measured" in line] == ["10,243", "1.235"]
+
+
 @pytest.mark.parametrize("done", ["registered with 0 initial workers", "has taken the place of version 1.0 with 0 workers"])
 def test_the_command_that_adds_a_worker_names_the_version(done: str) -> None:
     reported = f'Model "m" Version: 2.0 {done}.'
