@@ -13,8 +13,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from tsx_runtime.shared.figures import rounded as rounded
 from tsx_runtime.shared.log_format import STEERS, escaped
+from tsx_runtime.shared.log_format import rounded as rounded
 
 Result = TypeVar("Result")
 FORMULA = re.compile(r"(?![-+]?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?\Z)[=+@\t\r-]")

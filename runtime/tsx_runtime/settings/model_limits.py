@@ -37,7 +37,7 @@ class OneOf(Accepts):
         return value
 
 
-class Unit(NamedTuple):
+class NumberUnit(NamedTuple):
     """Describes the text that a whole number may be given as."""
 
     text: str
@@ -48,8 +48,8 @@ def _whole_seconds(text: str) -> float:
     return int(seconds) if seconds.is_integer() else seconds  # a fraction is refused by the type
 
 
-Bytes = Annotated[int, BeforeValidator(where_text(parse_bytes)), Unit("a size such as 100MB or 8GB")]
-Seconds = Annotated[int, BeforeValidator(where_text(_whole_seconds)), Unit("a time such as 30s, 10m or 2h")]
+Bytes = Annotated[int, BeforeValidator(where_text(parse_bytes)), NumberUnit("a size such as 100MB or 8GB")]
+Seconds = Annotated[int, BeforeValidator(where_text(_whole_seconds)), NumberUnit("a time such as 30s, 10m or 2h")]
 UNITS: dict[str, Any] = {
     "max_batch_bytes": Bytes,
     "max_queue_bytes": Bytes,

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from tsx_archiver.metadata.model_limits import BY_KEY
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings.model_limits import Accepts, Unit
+from tsx_runtime.settings.model_limits import Accepts, NumberUnit
 from tsx_runtime.settings.schema import MODELS, NESTED, REMOVED, SECRETS, ModelSettings, Settings
 from tsx_runtime.settings.torchserve import parse_snapshot, parse_versions, read_torchserve_config
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
@@ -86,7 +86,7 @@ def accepted(field: FieldInfo) -> str:
     for mark in marks:
         if isinstance(mark, Accepts):
             return mark.text
-    unit = next((f", or {mark.text}" for mark in marks if isinstance(mark, Unit)), "")
+    unit = next((f", or {mark.text}" for mark in marks if isinstance(mark, NumberUnit)), "")
     least = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
     most = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
     if kind is bool:

@@ -15,7 +15,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import MOST_WORKERS
 from tsx_runtime.core.workers.instance import ResourceUsage, WorkerInstance
 from tsx_runtime.core.workers.worker import Worker, WorkerState
-from tsx_runtime.shared.figures import rounded
+from tsx_runtime.shared.log_format import rounded
 from tsx_runtime.shared.memory import free_memory
 
 MEASURE_EVERY = 10  # looks between two measurements of the budget

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.placement.hardware import describe, hardware
-from tsx_runtime.shared.figures import rounded
+from tsx_runtime.shared.log_format import rounded
 
 FILE = "tsx-bench.json"  # in the archive
 FORMAT = 1
