@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tsx_runtime.shared.log_format import STEERS, escaped
+from tsx_runtime.shared.log_format import rounded as rounded
 
 Result = TypeVar("Result")
 FORMULA = re.compile(r"(?![-+]?[0-9]+(\.[0-9]+)?([eE][-+]?[0-9]+)?\Z)[=+@\t\r-]")
@@ -24,11 +25,6 @@ def human(size: int) -> str:
     from tsx_archiver.limits import human  # here, as it imports all of archives, and help must be quick
 
     return human(size)
-
-
-def rounded(value: float) -> str:
-    """Four digits, or as many as a whole number has: 12,345; 1,234; 123.4."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def number(value: float) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,14 +14,16 @@ import typer
 from tsx_cli.common.client import AnswerCommand, RequestFailed, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, ModelName, Url, management
-from tsx_cli.common.output import human, print_json, print_result, print_table
+from tsx_cli.common.output import human, print_json, print_result, print_table, rounded
 from tsx_cli.models import record, rollout, shadow, traffic
 from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.suggestions import suggestion
 
 PAGE = 100
+PROGRESS_S = 1.0  # between looks at workers that start
 MANIFEST = "MAR-INF"
 UNREADABLE = ("ModelNotFoundException", "DownloadArchiveException")
+OUTSIDE_STORE = " does not match any allowed URL(s). "
 WITHOUT_WORKERS = re.compile(
     r'(Model "(.+)" Version: (\S+) .+) Use scale workers API to add workers for the model\.',
 )
@@ -140,8 +145,12 @@ def scale(
     workers = count if workers is None else workers
     least = workers if minimum is None else minimum
     most = workers if maximum is None else maximum
-    query = path("models", name, *([] if version is None else [version]), min_worker=least, max_worker=most, synchronous=not no_wait)
-    _say(management(url, config).call("PUT", query).json(), as_json)
+    server, target = management(url, config), ["models", name, *([] if version is None else [version])]
+    over = threading.Event()
+    threading.Thread(target=_print_progress, args=(server, path(*target), over), daemon=True).start()
+    answer = server.call("PUT", path(*target, min_worker=least, max_worker=most, synchronous=not no_wait)).json()
+    over.set()
+    _say(answer, as_json)
 
 
 @app.command("set", cls=AnswerCommand)
@@ -164,13 +173,16 @@ def change(
 @app.command(cls=AnswerCommand)
 def set_default(
     name: ModelName,
-    version: Annotated[str, typer.Option("--version", help="Version that answers requests without a version.")],
+    number: Annotated[str | None, typer.Argument(metavar="[VERSION]", help="Version that answers requests without a version.")] = None,
+    version: Annotated[str | None, typer.Option("--version", help="The same as an option.")] = None,
     as_json: AsJson = False,
     url: Url = None,
     config: Config = None,
 ) -> None:
     """Choose the version that answers requests without a version."""
-    _say(management(url, config).call("PUT", path("models", name, version, "set-default")).json(), as_json)
+    if (version is None) == (number is None):
+        raise UsageError(f"give the version once: `tsx models set-default {name} 2.0`")
+    _say(management(url, config).call("PUT", path("models", name, version or number or "", "set-default")).json(), as_json)
 
 
 @app.command(cls=AnswerCommand)
@@ -205,10 +217,8 @@ def _register(server: Server, archive: str, as_json: bool, **query: object) -> N
     except RequestFailed as error:
         if url == archive or error.type not in UNREADABLE:
             raise
-        raise CliError(
-            f"{server.url} cannot read {local} of this machine: it reads its model store, and the "
-            "files that it was started with; copy the file into that store, and give its path there"
-        ) from error
+        reason = error.message.rpartition(OUTSIDE_STORE)[2]
+        raise CliError(f"{server.url} cannot read {local} of this machine. {reason}") from error
     _say(answer, as_json)
 
 
@@ -247,7 +257,7 @@ def _default_version(server: Server, name: str, versions: list[dict[str, Any]]) 
 
 def _row(answer: dict[str, Any], default: bool) -> list[object]:
     workers = answer["workers"]
-    ready = sum(worker["status"] == "READY" for worker in workers)
+    ready = _ready(answer)
     return [
         answer["modelName"],
         answer["modelVersion"],
@@ -258,6 +268,22 @@ def _row(answer: dict[str, Any], default: bool) -> list[object]:
         answer.get("jobQueueStatus", {}).get("pendingRequests", 0),
         answer["modelUrl"],
     ]
+
+
+def _ready(answer: dict[str, Any]) -> int:
+    return sum(worker["status"] == "READY" for worker in answer["workers"])
+
+
+def _print_progress(server: Server, target: str, over: threading.Event) -> None:
+    """Print on stderr how many workers of a version are ready, whenever that changes, until `over` is set."""
+    printed = ""
+    while not over.wait(PROGRESS_S):
+        with suppress(CliError):  # the command itself reports what is wrong
+            (version,) = server.call("GET", target).json(list)
+            line = f"workers ready: {_ready(version)} of {version['minWorkers']}"
+            if line != printed:
+                print(line, file=sys.stderr, flush=True)
+            printed = line
 
 
 def _devices(workers: list[dict[str, Any]]) -> str:
@@ -273,6 +299,7 @@ def _print_version(answer: dict[str, Any]) -> None:
     facts += [(f"{part} {name}", value) for part in ("slo", "cache") for name, value in answer.get(part, {}).items()]
     queue = answer.get("jobQueueStatus", {})
     facts += [(name, queue[name]) for name in queue]
+    facts = [(name, rounded(value) if isinstance(value, float) else value) for name, value in facts]
     print_table([answer["modelName"], answer["modelVersion"]], facts)
     workers = [
         (

@@ -12,7 +12,7 @@ from tsx_archiver.quantities import parse_percent, parse_seconds, parse_share
 from tsx_cli.common.client import RequestFailed, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import AsJson, Config, ModelName, Url, management, read_option
-from tsx_cli.common.output import one_line, print_json, print_table
+from tsx_cli.common.output import one_line, print_json, print_table, rounded
 
 LOOK_APART = 1.0  # seconds
 P99 = "a factor such as 1.2x, or a time such as 250ms"
@@ -129,9 +129,10 @@ def _show(answer: dict[str, Any]) -> None:
         for number, counts in ((answer["old"], answer["old_counts"]), (plan["version"], answer["new_counts"]))
     ]
     print_table(["version", "requests", "errors", "rate", "p50 ms", "p99 ms"], rows)
-    if answer["log"]:
+    decisions = [entry for entry in answer["log"] if entry["at"] >= answer["began"]]  # the log has those of earlier rollouts as well
+    if decisions:
         print()
-    for entry in answer["log"][-20:]:
+    for entry in decisions[-20:]:
         print(_line(entry))
 
 
@@ -146,4 +147,4 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def _ms(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"
+    return "-" if value is None else rounded(value)

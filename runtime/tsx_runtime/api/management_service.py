@@ -103,13 +103,15 @@ class ManagementService:
     async def unregister(self, model: str, version: str | None) -> Status:
         self.check_model_api("GET", "PUT")
         await self.registry.unregister(model, version)
-        return Status(status=f'Model "{model}" unregistered')
+        text = f'Model "{model}" unregistered'
+        return Status(status=f"{text}: version {version}" if version else text)
 
 
 async def ask_handler(version: ModelVersion) -> Any:
     """The answer of the handler's `describe_handle`, from a request with the header `describe`: JSON where it is JSON, else text."""
     if not version.ready:
         text = f'Model "{version.name}" has no worker to serve describe request. Please use scale workers API to add workers.'
+        text += f" `tsx models scale {version.name} 1 --version {version.version}` adds one."
         raise NoWorker(text, retry_after=version.retry_after())
     meta = wire.request_meta(new_request_id().decode(), b"", [(b"describe", b"True")])
     job = WaitingJob(meta, b"", time.monotonic())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, Field, GetCoreSchemaHandler, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler, create_model, model_validator
 from pydantic_core import CoreSchema, core_schema
 
 from tsx_archiver.metadata.model_limits import BY_KEY, LIMITS
+from tsx_archiver.quantities import parse_bytes, parse_seconds, where_text
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -34,6 +35,28 @@ class OneOf(Accepts):
         if value not in self._choices:
             raise ValueError(f"it must be {self.text}")
         return value
+
+
+class NumberUnit(NamedTuple):
+    """Describes the text that a whole number may be given as."""
+
+    text: str
+
+
+def _whole_seconds(text: str) -> float:
+    seconds = parse_seconds(text)
+    return int(seconds) if seconds.is_integer() else seconds  # a fraction is refused by the type
+
+
+Bytes = Annotated[int, BeforeValidator(where_text(parse_bytes)), NumberUnit("a size such as 100MB or 8GB")]
+Seconds = Annotated[int, BeforeValidator(where_text(_whole_seconds)), NumberUnit("a time such as 30s, 10m or 2h")]
+UNITS: dict[str, Any] = {
+    "max_batch_bytes": Bytes,
+    "max_queue_bytes": Bytes,
+    "response_timeout": Seconds,
+    "startup_timeout": Seconds,
+    "max_worker_age": Seconds,
+}
 
 
 def limit_field(name: str, default: Any = None, **options: Any) -> Any:
@@ -63,7 +86,7 @@ def with_limits(names: Iterable[str] = LIMITS, make: Callable[[str], Any] = limi
         for name in names:
             if name not in model.model_fields:
                 made, choices = make(name), LIMITS[name].choices
-                kind: Any = Annotated[int, OneOf(choices)] if choices else int
+                kind: Any = Annotated[int, OneOf(choices)] if choices else UNITS.get(name, int)
                 added[name] = (kind if made.is_required() else kind | None, made)
         keyed = "alias_generator" in model.model_config  # its fields have these names already
         validators: Any = {} if keyed else {"by_key": model_validator(mode="before")(_by_name)}

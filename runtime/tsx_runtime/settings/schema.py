@@ -24,7 +24,7 @@ from tsx_archiver.storage.cache import DAY, CacheLimits
 from tsx_archiver.storage.cache import Cache as ArchiveCache
 from tsx_runtime.settings.addresses import FORMS, parse_address
 from tsx_runtime.settings.jobs import JobsStore
-from tsx_runtime.settings.model_limits import Accepts, OneOf, server_default, with_limits
+from tsx_runtime.settings.model_limits import Accepts, Bytes, OneOf, Seconds, server_default, with_limits
 from tsx_runtime.settings.torchserve import Snapshot, Versions
 from tsx_runtime.settings.traffic_policy import Traffic
 from tsx_runtime.shared.redaction import redacted_values
@@ -190,7 +190,7 @@ class Settings(BaseModel):
         1000, ge=1, description="maximum number of concurrent calls on one port; further calls are refused"
     )
     grpc_max_connections: int = Field(1000, ge=1, le=(1 << 31) - 1, description="maximum number of connections on one port")
-    grpc_message_timeout: int = Field(60, ge=1, description="maximum time to receive the message of a call, in seconds")
+    grpc_message_timeout: Seconds = Field(60, ge=1, description="maximum time to receive the message of a call, in seconds")
     enable_grpc_ssl: bool = Field(False, description="encrypt gRPC with certificate_file and private_key_file")
     model_store: Path | None = Field(None, description="directory of the archives that can be registered by file name")
     allowed_urls: list[str] = Field([], description="sources for model downloads: hosts, or regular expressions that match whole URLs")
@@ -210,35 +210,37 @@ class Settings(BaseModel):
         description="workers of a model that does not set their number; "
         "0 = one per GPU, and without a GPU one, or several for a small Hugging Face model",
     )
-    default_response_timeout: int = server_default("response_timeout")
-    default_startup_timeout: int = server_default("startup_timeout")
-    unregister_model_timeout: int = Field(
+    default_response_timeout: Seconds = server_default("response_timeout")
+    default_startup_timeout: Seconds = server_default("startup_timeout")
+    unregister_model_timeout: Seconds = Field(
         120,
         ge=0,
         description="maximum time for a model to finish its work when it is removed, in seconds; with 0, its workers are ended first",
     )
     job_queue_size: int = server_default("job_queue_size")
-    max_queue_bytes: int = server_default("max_queue_bytes")
+    max_queue_bytes: Bytes = server_default("max_queue_bytes")
     overload_status: Annotated[int, OneOf(LIMITS["overload_status"].choices)] = server_default("overload_status")
-    max_request_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="maximum size of a request's body, in bytes")
-    max_response_size: int = Field(6_553_500, ge=1, le=MAX_FIELD, description="maximum size of an answer's body, in bytes")
-    max_inflight_bytes: int = Field(
+    max_request_size: Bytes = Field(6_553_500, ge=1, le=MAX_FIELD, description="maximum size of a request's body, in bytes")
+    max_response_size: Bytes = Field(6_553_500, ge=1, le=MAX_FIELD, description="maximum size of an answer's body, in bytes")
+    max_inflight_bytes: Bytes = Field(
         1 << 30,
         ge=1,
         description="maximum bytes of all bodies over 64 KiB in flight and of unread answers; at least two of max_request_size",
     )
-    max_header_size: int = Field(64 << 10, ge=1024, description="maximum size of a request's headers, in bytes")
+    max_header_size: Bytes = Field(64 << 10, ge=1024, description="maximum size of a request's headers, in bytes")
     jobs_store: JobsStore | None = Field(
         None,
         description="asynchronous answers: a SQLite file, or a postgresql:// URL that servers share; off for none; "
         "jobs.sqlite in state_dir if not set",
     )
-    job_retention: int = Field(86_400, ge=1, description="time for which an asynchronous answer is stored, in seconds")
-    idempotency_retention: int = Field(86_400, ge=1, description="time for which the answer to an Idempotency-Key is stored, in seconds")
-    max_kept_answer: int = Field(
+    job_retention: Seconds = Field(86_400, ge=1, description="time for which an asynchronous answer is stored, in seconds")
+    idempotency_retention: Seconds = Field(
+        86_400, ge=1, description="time for which the answer to an Idempotency-Key is stored, in seconds"
+    )
+    max_kept_answer: Bytes = Field(
         8 << 20, ge=0, le=MAX_FIELD, description="maximum size of an answer that is stored for an Idempotency-Key, in bytes"
     )
-    max_job_size: int | None = Field(
+    max_job_size: Bytes | None = Field(
         None,
         ge=1,
         le=1_000_000_000,
@@ -248,17 +250,19 @@ class Settings(BaseModel):
     max_jobs_per_client: int | None = Field(
         None, ge=0, description="of these, maximum number of one client; 0 = unlimited; not set: 1000 where other machines can connect"
     )
-    max_jobs_size: int = Field(16 << 30, ge=0, description="maximum size of the SQLite file of jobs_store, in bytes; 0 = no limit")
+    max_jobs_size: Bytes = Field(16 << 30, ge=0, description="maximum size of the SQLite file of jobs_store, in bytes; 0 = no limit")
     job_callback_hosts: list[str] = Field(
         [], description="where asynchronous answers may be sent: hosts, or regular expressions that match whole URLs; none if empty"
     )
     job_callback_secret: str | None = Field(None, min_length=16, description="secret with which callbacks are signed (HMAC-SHA256)")
     job_callback_old_secret: str | None = Field(None, min_length=16, description="previous secret, with which callbacks are signed as well")
-    header_timeout: int = Field(10, ge=1, description="maximum time to receive a request's headers, in seconds")
-    body_timeout: int = Field(30, ge=1, description="maximum time to receive a body, in seconds, plus one second for each 16 KiB received")
-    body_idle_timeout: int = Field(10, ge=1, description="maximum pause in receiving a request's body, in seconds")
-    write_timeout: int = Field(30, ge=1, description="maximum time in which a client reads nothing of its answer, in seconds")
-    keep_alive_timeout: int = Field(75, ge=1, description="maximum idle time of a connection between requests, in seconds")
+    header_timeout: Seconds = Field(10, ge=1, description="maximum time to receive a request's headers, in seconds")
+    body_timeout: Seconds = Field(
+        30, ge=1, description="maximum time to receive a body, in seconds, plus one second for each 16 KiB received"
+    )
+    body_idle_timeout: Seconds = Field(10, ge=1, description="maximum pause in receiving a request's body, in seconds")
+    write_timeout: Seconds = Field(30, ge=1, description="maximum time in which a client reads nothing of its answer, in seconds")
+    keep_alive_timeout: Seconds = Field(75, ge=1, description="maximum idle time of a connection between requests, in seconds")
     number_of_gpu: int | None = Field(None, ge=0, description="number of GPUs to use; all visible GPUs if not set")
     limit_max_image_pixels: bool = Field(True, description="refuse images that would decode to a very large size")
     decode_input_request: bool = Field(True, description="decode JSON and text bodies before the handler gets them")
@@ -319,7 +323,7 @@ class Settings(BaseModel):
     system_metrics_cmd: str | None = Field(
         None, min_length=1, description="program that prints the machine's metrics, in place of tsx's own collection"
     )
-    metric_time_interval: int = Field(60, ge=1, description="interval of system_metrics_cmd and of the machine's log lines, in seconds")
+    metric_time_interval: Seconds = Field(60, ge=1, description="interval of system_metrics_cmd and of the machine's log lines, in seconds")
     server_timing_share: float = Field(0.0, ge=0, le=1, description="share of the answers with a Server-Timing header")
     access_log: LogShare = Field(0.0, description="write a line for each answer: true, false, or a share of the answers, such as 1%")
     log_format: Annotated[Literal["auto", "text", "json"], BeforeValidator(_lower)] = Field(
@@ -336,8 +340,8 @@ class Settings(BaseModel):
     log_config: Path | None = Field(None, description="a log4j2.xml, for its levels and sizes, or a YAML or JSON file for logging.config")
     max_worker_requests: int = server_default("max_worker_requests")
     max_worker_memory: int = server_default("max_worker_memory")
-    max_worker_age: int = server_default("max_worker_age")
-    heartbeat_timeout: int = Field(
+    max_worker_age: Seconds = server_default("max_worker_age")
+    heartbeat_timeout: Seconds = Field(
         60, ge=0, description="time without a heartbeat after which an idle worker is killed, in seconds; 0 = never"
     )
     restart_when_dead: bool = Field(
@@ -349,10 +353,10 @@ class Settings(BaseModel):
     model_gpu_memory: Size | None = Field(
         None, description="memory of each GPU that the workers of all models may use, such as 20GB; no limit if not set; see elastic.md"
     )
-    shutdown_delay: int = Field(
+    shutdown_delay: Seconds = Field(
         0, ge=0, description="time in which a stopping server reports that it is not ready but still accepts requests, in seconds"
     )
-    drain_timeout: int = Field(30, ge=0, description="maximum time to answer accepted requests after a stop was requested, in seconds")
+    drain_timeout: Seconds = Field(30, ge=0, description="maximum time to answer accepted requests after a stop was requested, in seconds")
     pass_env: list[str] = Field([], description="environment variables of secrets that workers can read: names, or patterns such as AWS_*")
     pass_headers: list[str] = Field([], description="which of Authorization, Proxy-Authorization and Cookie handlers can read")
     blacklist_env_vars: Pattern = Field(
@@ -370,15 +374,15 @@ class Settings(BaseModel):
     )
     max_cache_size: Size = Field(10 << 30, description="size of unpacked archives that are kept while no process uses them")
     max_cache_age: IdleTime = Field(14 * DAY, description="time for which unpacked archives and environments are kept after their last use")
-    max_archive_size: int = Field(64 << 30, ge=1, description="maximum unpacked size of an archive, in bytes")
-    max_dense_archive_size: int | None = Field(
+    max_archive_size: Bytes = Field(64 << 30, ge=1, description="maximum unpacked size of an archive, in bytes")
+    max_dense_archive_size: Bytes | None = Field(
         None,
         ge=0,
         description="maximum unpacked size of members packed to less than a 200th of it, in bytes; half of the memory if not set",
     )
     max_archive_files: int = Field(10_000, ge=1, description="maximum number of files in an archive")
     install_py_dep_per_model: bool = Field(False, description="install the packages in the requirements file of an archive")
-    install_timeout: int = Field(600, ge=1, description="maximum time to install the requirements of one model, in seconds")
+    install_timeout: Seconds = Field(600, ge=1, description="maximum time to install the requirements of one model, in seconds")
     cpus: int = Field(0, ge=0, description="cores that all workers share; 0 = those that this process and its control group may use")
     cpu_launcher_enable: bool = Field(False, description="pin each CPU worker to its own cores")
     cpu_launcher_args: str = Field("", description="which cores: options of torch.backends.xeon.run_cpu")

@@ -22,7 +22,7 @@ from pydantic.fields import FieldInfo
 
 from tsx_archiver.metadata.model_limits import BY_KEY
 from tsx_runtime.errors import SettingError
-from tsx_runtime.settings.model_limits import Accepts
+from tsx_runtime.settings.model_limits import Accepts, NumberUnit
 from tsx_runtime.settings.schema import MODELS, NESTED, REMOVED, SECRETS, ModelSettings, Settings
 from tsx_runtime.settings.torchserve import parse_snapshot, parse_versions, read_torchserve_config
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
@@ -59,8 +59,8 @@ def load_settings(
     """
     values: dict[str, Any] = {}
     origins = dict.fromkeys(Settings.model_fields, "default")
-    from_file = _from_toml(file, warn) if file is None or file.suffix == ".toml" else _from_properties(file, env, warn)
-    for found in [*from_file, *_from_environment(env, warn, sources), *_from_command_line(cli, warn)]:
+    from_file = _checked(_from_toml(file, warn)) if file is None or file.suffix == ".toml" else _from_properties(file, env, warn)
+    for found in [*from_file, *_from_environment(env, warn, sources), *_checked(_from_command_line(cli, warn))]:
         place, key = values, found.name
         if found.model is not None:
             place, key = values.setdefault(MODELS, {}).setdefault(found.model, {}), found.name.rpartition(".")[2]
@@ -82,19 +82,21 @@ def find_config(option: Path | None, env: Mapping[str, str], directory: Path) ->
 def accepted(field: FieldInfo) -> str:
     """What a setting takes, in words."""
     kind = _kind(field)
-    for mark in (*field.metadata, *getattr(kind, "__metadata__", ())):  # of `Annotated[...] | None` the marks are inside
+    marks = (*field.metadata, *getattr(kind, "__metadata__", ()))  # of `Annotated[...] | None` the marks are inside
+    for mark in marks:
         if isinstance(mark, Accepts):
             return mark.text
+    unit = next((f", or {mark.text}" for mark in marks if isinstance(mark, NumberUnit)), "")
     least = next((mark.ge for mark in field.metadata if hasattr(mark, "ge")), None)
     most = next((mark.le for mark in field.metadata if hasattr(mark, "le")), None)
     if kind is bool:
         return "true or false"
     if kind is float:
         return "a number greater than 0" if least is None else f"a number from {least} to {most}"
-    if kind is int:
+    if unit or kind is int:
         if most is not None:
-            return f"a whole number from {least} to {most}"
-        return "a whole number" if least is None else f"a whole number, at least {least}"
+            return f"a whole number from {least} to {most}{unit}"
+        return "a whole number" if least is None else f"a whole number, at least {least}{unit}"
     if kind is Path:
         return "a path"
     if typing.get_origin(kind) is Literal:
@@ -127,7 +129,7 @@ def _from_toml(path: Path | None, warn: Callable[[str], None]) -> Iterable[_Sour
             if name == MODELS:
                 yield from _from_model_tables(value, path)
             elif name != DEPLOY and not _is_removed(name, str(path), warn):
-                yield _SourceValue(_known(name, _PLAIN, str(path)), value, str(path), path)
+                yield _SourceValue(name, value, str(path), path)
 
 
 def _from_model_tables(tables: object, path: Path) -> Iterable[_SourceValue]:
@@ -135,8 +137,7 @@ def _from_model_tables(tables: object, path: Path) -> Iterable[_SourceValue]:
         if not isinstance(table, dict):
             raise SettingError(f"{MODELS} in {path} takes one table per model, as in [{MODELS}.resnet]; '{model or table}' is not a table")
         for key, value in table.items():
-            name = _known(BY_KEY.get(str(key), str(key)), ModelSettings.model_fields, f"[{MODELS}.{model}] of {path}")
-            yield _SourceValue(f"{MODELS}.{model}.{name}", value, str(path), path)
+            yield _SourceValue(f"{MODELS}.{model}.{BY_KEY.get(str(key), str(key))}", value, str(path), path)
 
 
 def _from_properties(path: Path, env: Mapping[str, str], warn: Callable[[str], None]) -> Iterable[_SourceValue]:
@@ -188,12 +189,8 @@ def _from_command_line(cli: Mapping[str, object], warn: Callable[[str], None]) -
     for name, value in cli.items():
         if _is_removed(name, "the command line", warn):
             continue
-        if name.startswith(f"{MODELS}.") and name.count(".") >= 2:
-            model, _, key = name.rpartition(".")
-            name = f"{model}." + _known(BY_KEY.get(key, key), ModelSettings.model_fields, f"'{name}' of the command line")
-        else:
-            _known(name, _PLAIN, "the command line")
-        yield _SourceValue(name, value, "command line")
+        table, dot, key = name.rpartition(".")
+        yield _SourceValue(f"{table}.{BY_KEY.get(key, key)}" if dot else name, value, "command line")
 
 
 def _is_removed(name: str, origin: str, warn: Callable[[str], None]) -> bool:
@@ -203,12 +200,24 @@ def _is_removed(name: str, origin: str, warn: Callable[[str], None]) -> bool:
     return name in REMOVED
 
 
-def _known(name: str, known: Iterable[str], origin: str) -> str:
-    known = list(known)
-    if name not in known:
-        hint = suggestion(name, known) or "; `tsx config show` lists all settings"
-        raise SettingError(f"unknown setting '{name}' in {origin}{hint}")
-    return name
+def _checked(values: Iterable[_SourceValue]) -> list[_SourceValue]:
+    """Raise SettingError with a line for each unknown setting."""
+    values, unknown = list(values), []
+    for value in values:
+        table, _, key = value.name.rpartition(".")
+        if not table.startswith(f"{MODELS}."):
+            table, key = "", value.name
+        known = list(ModelSettings.model_fields) if table else _PLAIN
+        if key not in known:
+            place = f"[{table}] of " if table else ""
+            place += "the command line" if value.file is None else value.origin
+            hint = suggestion(key, known) or "; `tsx config show` lists all settings"
+            if key in _INTENDED and not table:
+                hint = f"; did you mean {_INTENDED[key]}?"
+            unknown.append(f"unknown setting '{key}' in {place}{hint}")
+    if unknown:
+        raise SettingError("\n".join(unknown))
+    return values
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -277,3 +286,7 @@ def _kind(field: FieldInfo) -> Any:
 
 
 _PLAIN = [name for name in Settings.model_fields if name not in NESTED]
+_INTENDED = {name: f"{MODELS}.NAME.{BY_KEY.get(name, name)}" for name in (*ModelSettings.model_fields, *BY_KEY)}
+for _name in ("workers", "batch_size", "device"):
+    _INTENDED[_name] += f", or --{_name.replace('_', '-')} of tsx serve"
+_INTENDED |= {"log_level": "log_config", "timeout": "default_response_timeout", "model": MODELS, "port": "inference_address"}

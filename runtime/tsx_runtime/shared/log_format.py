@@ -31,6 +31,11 @@ def escaped(text: str, characters: re.Pattern[str] = STEERS) -> str:
     return characters.sub(lambda found: f"\\x{ord(found[0]):02x}" if found[0] < "\u0100" else f"\\u{ord(found[0]):04x}", text)
 
 
+def rounded(value: float) -> str:
+    """Write four digits, or as many as a whole number has: 12,345; 1,234; 123.4."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def escaped_json(text: str) -> str:
     """JSON as it may be shown at a terminal: the same value, in which such characters stand as \\u...."""
     return STEERS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

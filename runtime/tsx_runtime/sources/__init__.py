@@ -2,6 +2,6 @@
 
 from tsx_runtime.sources.fetch import Fetcher, Trust
 from tsx_runtime.sources.hub import is_hub
-from tsx_runtime.sources.urls import AllowList, ModelUrl, in_store, is_url, parse_url
+from tsx_runtime.sources.urls import AllowList, ModelUrl, in_store, is_url, parse_url, store_hint
 
-__all__ = ["AllowList", "Fetcher", "ModelUrl", "Trust", "in_store", "is_hub", "is_url", "parse_url"]
+__all__ = ["AllowList", "Fetcher", "ModelUrl", "Trust", "in_store", "is_hub", "is_url", "parse_url", "store_hint"]

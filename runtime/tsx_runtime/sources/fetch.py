@@ -19,7 +19,7 @@ from tsx_runtime.errors import Conflict, DownloadFailed, ModelFileExists, ModelN
 from tsx_runtime.plugins import Source
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.redaction import redacted
-from tsx_runtime.sources.urls import CHUNK, AllowList, ModelUrl, Rules, file_name, parse_url
+from tsx_runtime.sources.urls import CHUNK, AllowList, ModelUrl, Rules, file_name, parse_url, store_hint
 
 NO_SOURCES: Mapping[str, Source] = {}
 SSE_KMS = {"x-amz-server-side-encryption": "aws:kms"}
@@ -71,8 +71,8 @@ class Fetcher:
         path, store = Path(unquote(url.path)), self._directory
         inside = store is not None and is_inside(path, store)
         inside = inside or path.resolve() in {served.resolve() for served in self.served}
-        if not inside and trust is Trust.CLIENT:
-            self._allowed.check(url, text)
+        if not (inside or trust is Trust.OPERATOR or self._allowed.allows(url)):
+            raise ModelNotFound(f"Given URL {redacted(text)} does not match any allowed URL(s). {store_hint(store)}")
         if not path.exists():
             raise _failed(url, f"{path} does not exist")
         if not (inside or store is None or trust is Trust.OPERATOR or path.is_dir()):
@@ -92,7 +92,7 @@ class Fetcher:
             self._allowed.check(url, text)
         directory = self._directory
         if directory is None:
-            raise ModelNotFound(f"The archive at {text} needs a model store; start the server with --model-store DIRECTORY")
+            raise ModelNotFound(f"The archive at {text} needs a model store. {store_hint(None)}")
         target = directory / file_name(url, self._suffixes)
         with self._lock:
             if target in beside:

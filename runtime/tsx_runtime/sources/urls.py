@@ -93,8 +93,15 @@ def in_store(name: str, store: Path | None, without_store: str) -> Path:
     if store is None:
         raise ModelNotFound(without_store)
     if Path(name).is_absolute() and not is_inside(Path(name), store):
-        raise ModelNotFound(f"{name} is not in the store. Name a file of the store, or give a path inside it.")
+        raise ModelNotFound(f"{name} is not in the store. {store_hint(store)}")
     return store / name
+
+
+def store_hint(store: Path | None) -> str:
+    """Say how a file becomes one that the server can register."""
+    if store is None:
+        return "This server has no model store; start it with --model-store DIRECTORY"
+    return f"Copy the file into this server's store, {store.absolute()}, and register it by its name"
 
 
 def _digest(fragment: str) -> str | None:

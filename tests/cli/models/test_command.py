@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from pathlib import Path
+
 import pytest
 
-from tsx_cli.models.command import _devices, _print_version, _row, in_commands
+from tsx_cli.common.client import RequestFailed, Response
+from tsx_cli.common.failure import CliError
+from tsx_cli.models import command
+from tsx_cli.models.command import _devices, _print_progress, _print_version, _row, in_commands
 
 IDLE = {"gpu": False, "gpuUsage": "N/A", "status": "READY"}
 BUSY = "utilization.gpu [%]::0 % utilization.memory [%]::0 % memory.used [MiB]::678 MiB"
@@ -51,9 +58,57 @@ def test_a_worker_without_a_process_is_described(capsys: pytest.CaptureFixture[s
     assert shown.endswith("ValueError: no weights\n")
 
 
+def test_measured_figures_are_rounded(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = {"throughput": 10243.173448294972, "p99Ms": 1.23456}
+    _print_version({"modelName": "m", "modelVersion": "1.0", "workers": [], "measured": measured})
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines() if "measured" in line] == ["10,243", "1.235"]
+
+
 @pytest.mark.parametrize("done", ["registered with 0 initial workers", "has taken the place of version 1.0 with 0 workers"])
 def test_the_command_that_adds_a_worker_names_the_version(done: str) -> None:
     reported = f'Model "m" Version: 2.0 {done}.'
     command = "`tsx models scale m 1 --version 2.0` adds one."
     assert in_commands(f"{reported} Use scale workers API to add workers for the model.") == f"{reported} {command}"
     assert in_commands("Workers scaled to 2 for model: m") == "Workers scaled to 2 for model: m"
+
+
+@pytest.mark.parametrize(
+    ("answered", "told"),
+    [
+        ("Given URL file:///m.mar does not match any allowed URL(s). This server has no model store", "This server has no model store"),
+        ("Failed to download archive from: file:///m.mar: it differs", "Failed to download archive from: file:///m.mar: it differs"),
+    ],
+)
+def test_a_file_that_the_server_cannot_read_is_reported_with_what_the_server_says_of_its_store(
+    tmp_path: Path, answered: str, told: str
+) -> None:
+    class Refusing:
+        url = "http://server"
+
+        def call(self, method: str, target: str) -> Response:
+            raise RequestFailed(404, answered, type="ModelNotFoundException")
+
+    (tmp_path / "m.mar").write_bytes(b"PK\x03\x04")
+    with pytest.raises(CliError) as caught:
+        command._register(Refusing(), str(tmp_path / "m.mar"), as_json=False)  # type: ignore[arg-type]  # a server that refuses
+    assert caught.value.message == f"http://server cannot read {tmp_path / 'm.mar'} of this machine. {told}"
+
+
+def test_progress_says_how_many_workers_are_ready_whenever_that_changes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "PROGRESS_S", 0)
+    over = threading.Event()
+    answers = [[IDLE], CliError("busy"), [IDLE], [IDLE, IDLE]]
+
+    class Busy:
+        def call(self, method: str, target: str) -> Response:
+            workers = answers.pop(0)
+            if not answers:
+                over.set()
+            if isinstance(workers, CliError):
+                raise workers
+            return Response.whole(json.dumps([{"minWorkers": 500, "workers": workers}]).encode(), "application/json")
+
+    _print_progress(Busy(), "/models/m", over)  # type: ignore[arg-type]  # a server that answers as said
+    assert capsys.readouterr().err == "workers ready: 1 of 500\nworkers ready: 2 of 500\n"

@@ -58,9 +58,33 @@ def test_times_have_units() -> None:
 def test_a_step_without_requests_yet_has_no_latency(capsys: pytest.CaptureFixture[str]) -> None:
     none = {"requests": 0, "errors": 0, "error_rate": 0.0}  # the server leaves out what is not known
     plan = {"version": "2.0", "steps": [50, 100], "bake": 2.0}
-    reported = {"model": "m", "old": "1.0", "status": "running", "plan": plan, "step": 1, "share": 50, "seconds": 0.0, "reason": "begun"}
+    reported = {
+        "model": "m",
+        "old": "1.0",
+        "status": "running",
+        "plan": plan,
+        "step": 1,
+        "share": 50,
+        "seconds": 0.0,
+        "reason": "begun",
+        "began": 0,
+    }
     _show({**reported, "old_counts": none, "new_counts": none, "log": []})
     assert capsys.readouterr().out.count("0.00%") == 2
+
+
+def test_only_the_decisions_of_this_rollout_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    counts = {"requests": 2, "errors": 0, "error_rate": 0.0, "p99_ms": 10243.17}
+    log = [
+        {"at": at, "event": "begun", "share": 5, "reason": reason, "from": "1.0", "to": "2.0", "new": counts, "old": counts}
+        for at, reason in ((1.0, "the earlier one"), (10.0, "this one"))
+    ]
+    plan = {"version": "2.0", "steps": [50, 100], "bake": 2.0}
+    reported = {"model": "m", "old": "1.0", "status": "running", "plan": plan, "step": 1, "share": 50, "seconds": 0.0, "reason": "begun"}
+    _show({**reported, "old_counts": counts, "new_counts": counts, "log": log, "began": 10.0})
+    shown = capsys.readouterr().out
+    assert "this one (2.0: 2 requests, 0.00% failed, p99 10,243 ms" in shown
+    assert "the earlier one" not in shown
 
 
 def test_a_rollout_is_begun_watched_and_shown_from_a_terminal(

@@ -177,8 +177,11 @@ def test_a_version_comes_becomes_the_default_and_goes(models: Run) -> None:
     refused = models("unregister", "echo", "--version", "2.0")
     assert refused.code == 1
     assert "Cannot remove default version for model echo" in refused.err
-    assert models("set-default", "echo", "--version", "1.0").code == 0
-    assert models("unregister", "echo", "--version", "2.0").out == 'Model "echo" unregistered\n'
+    assert models("set-default", "echo", "1.0").code == 0
+    for words in ([], ["1.0", "--version", "2.0"]):
+        refused = models("set-default", "echo", *words)
+        assert (refused.code, "`tsx models set-default echo 2.0`" in refused.err) == (2, True)
+    assert models("unregister", "echo", "--version", "2.0").out == 'Model "echo" unregistered: version 2.0\n'
 
 
 def test_an_archive_that_exists_here_is_the_one_that_is_meant(models: Run, predict: Run, place: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.support.models import make_model
 
 PATH = "/predictions/talker"
-NO_WORKER = "has no worker to serve inference request. Please use scale workers API to add workers. If this is a sequence inference, "
+NO_WORKER = "has no worker to serve inference request. Please use scale workers API to add workers."
 
 HANDLER = """
 import json
@@ -145,7 +145,8 @@ def erring(start_server, store):
             {"customized": "true"},
             503,
             "ServiceUnavailableException",
-            'Model "talker" has no worker to serve describe request. Please use scale workers API to add workers.',
+            'Model "talker" has no worker to serve describe request. Please use scale workers API to add workers. '
+            "`tsx models scale talker 1 --version 1.0` adds one.",
         ),
     ],
 )
@@ -164,7 +165,11 @@ def test_several_versions_keep_their_default(start_server, error_of):
         answer = server.management.delete("/models/talker/1.0")
         assert (answer.status_code, error_of(answer)) == (
             403,
-            ("InvalidModelVersionException", "Cannot remove default version for model talker"),
+            (
+                "InvalidModelVersionException",
+                "Cannot remove default version for model talker. Version 1.0 is the default: set another one first "
+                "(`tsx models set-default talker 2.0`), or to remove all versions, first remove 2.0.",
+            ),
         )
 
 

@@ -220,7 +220,8 @@ def test_a_version_without_workers_says_how_to_get_some(server, error_of):
     kind, message = error_of(answer)
     assert kind == "ServiceUnavailableException"
     assert message.startswith('Model "talker" has no worker to serve inference request. Please use scale workers API to add workers.')
-    assert message.endswith("(version 2.0)")
+    assert message.endswith("(version 2.0): `tsx models scale talker 1 --version 2.0` (PUT /models/talker/2.0?min_worker=1)")
+    assert "sequence" not in message
 
 
 def test_a_handler_that_raises_answers_500(server, error_of):

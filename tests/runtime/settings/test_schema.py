@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import zipfile
 from pathlib import Path
@@ -86,11 +87,33 @@ def test_a_relative_path_in_the_file_starts_at_the_file(tmp_path: Path) -> None:
     assert settings.cache_dir == Path("/cache")
 
 
+def test_sizes_and_times_may_be_text_wherever_they_stand(tmp_path: Path) -> None:
+    toml = write(tmp_path, 'max_request_size = "10MB"\nmax_job_size = "1MiB"\ndrain_timeout = "2m"\n[models.m]\nresponseTimeout = "1h"\n')
+    settings, _ = load_settings({"max_response_size": "2 kB", "models.m.max_queue_bytes": "1GiB"}, {"TSX_KEEP_ALIVE_TIMEOUT": "30s"}, toml)
+    assert (settings.max_request_size, settings.max_response_size, settings.max_job_size) == (10_000_000, 2000, 1 << 20)
+    assert (settings.drain_timeout, settings.keep_alive_timeout) == (120, 30)
+    assert (settings.models["m"].response_timeout, settings.models["m"].max_queue_bytes) == (3600, 1 << 30)
+    assert type(settings.drain_timeout) is int
+
+
+@pytest.mark.parametrize("text", ["500ms", "1.5", "soon", "10MB", "-1"])
+def test_a_time_that_is_no_whole_number_of_seconds_is_refused(text: str) -> None:
+    reported = failure({"drain_timeout": text})
+    assert reported.endswith("it takes a whole number, at least 0, or a time such as 30s, 10m or 2h")
+
+
+def test_every_whole_number_of_bytes_or_seconds_may_be_text() -> None:
+    for name, field in (Settings.model_fields | ModelSettings.model_fields).items():
+        unit = re.search(r"bytes|seconds|milliseconds|megabytes", field.description or "")
+        if accepted(field).startswith("a whole number") and unit and name != "max_batch_tokens":  # it says that bytes are no tokens
+            assert (", or a " in accepted(field)) == (unit[0] in ("bytes", "seconds")), name
+
+
 @pytest.mark.parametrize("name", ["max_request_size", "max_response_size"])
 def test_what_no_frame_can_hold_is_no_limit(name: str) -> None:
     assert getattr(load_settings({name: "4294967295"}, {})[0], name) == MAX_FIELD
     assert failure({name: "4294967296"}) == (
-        f"{name} cannot be '4294967296' (from command line): it takes a whole number from 1 to 4294967295"
+        f"{name} cannot be '4294967296' (from command line): it takes a whole number from 1 to 4294967295, or a size such as 100MB or 8GB"
     )
 
 
@@ -98,6 +121,34 @@ def test_an_unknown_setting_names_the_nearest_known_one_wherever_it_stands(tmp_p
     toml = write(tmp_path, "job_queue_sise = 2")
     assert failure(toml=toml) == f"unknown setting 'job_queue_sise' in {toml}; did you mean 'job_queue_size'?"
     assert "did you mean 'drain_timeout'?" in failure(cli={"drain_timout": "x"})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("workers", "models.NAME.workers, or --workers of tsx serve"),
+        ("batch_size", "models.NAME.batch_size, or --batch-size of tsx serve"),
+        ("batchSize", "models.NAME.batch_size"),
+        ("slo", "models.NAME.slo"),
+        ("timeout", "default_response_timeout"),
+        ("log_level", "log_config"),
+        ("model", "models"),
+    ],
+)
+def test_a_setting_under_the_name_of_something_else_is_told_what_it_is_called_here(name: str, hint: str) -> None:
+    assert failure(cli={name: "1"}) == f"unknown setting '{name}' in the command line; did you mean {hint}?"
+
+
+def test_all_unknown_settings_of_a_file_are_named_at_once(tmp_path: Path) -> None:
+    toml = write(tmp_path, "zz = 1\n[model.digits]\nworkers = 2\n[models.a]\nworker = 2\n[models.'b.1']\nworkers = 1\nsloo = 'p99<1s'\n")
+    lines = failure(toml=toml).splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        f"unknown setting 'zz' in {toml}",
+        f"unknown setting 'model' in {toml}",
+        f"unknown setting 'worker' in [models.a] of {toml}",
+        f"unknown setting 'sloo' in [models.b.1] of {toml}",
+    ]
+    assert len(failure(cli={"zz": "1", "models.m.worker": "2"}).splitlines()) == 2
 
 
 def test_an_unknown_setting_that_is_near_to_none_says_where_all_are_listed() -> None:

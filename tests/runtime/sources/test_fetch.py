@@ -151,6 +151,16 @@ def test_a_file_url_stays_in_the_store_unless_it_is_allowed(fetcher: Fetcher, st
     assert [file.name for file in store.iterdir()] == ["a.mar"]
 
 
+def test_a_file_that_the_server_may_not_read_is_refused_with_the_way_into_its_store(
+    fetcher: Fetcher, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stores = {Path("store"): f"store, {store}, and register it by its name", None: "no model store; start it with --model-store"}
+    for directory, words in stores.items():
+        with pytest.raises(ModelNotFound, match=words):
+            Fetcher(Settings(model_store=directory)).local_file(f"file://{tmp_path}/b.mar", Trust.CLIENT)
+
+
 def test_what_the_operator_named_at_the_start_is_used_in_place(fetcher: Fetcher, tmp_path: Path) -> None:
     named, link, other = tmp_path / "named.mar", tmp_path / "link.mar", tmp_path / "other.mar"
     named.write_bytes(CONTENT)

@@ -87,7 +87,7 @@ class Outlook:
 
     def _scaling(self) -> list[str]:
         if self.fewest is None:
-            return [f"an environment answers one request at a time: {1000 / self.alone_ms:,.3g} requests/s each on such a machine"]
+            return [f"an environment answers one request at a time: {rounded(1000 / self.alone_ms)} requests/s each on such a machine"]
         if not self.scales:
             return []
         held = f"one replica kept its bounds with {self.in_flight:.3g} requests in flight"

@@ -15,6 +15,7 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import MOST_WORKERS
 from tsx_runtime.core.workers.instance import ResourceUsage, WorkerInstance
 from tsx_runtime.core.workers.worker import Worker, WorkerState
+from tsx_runtime.shared.log_format import rounded
 from tsx_runtime.shared.memory import free_memory
 
 MEASURE_EVERY = 10  # looks between two measurements of the budget
@@ -135,13 +136,13 @@ def _numbers(seen: ModelLoad, then: History) -> str:
     if seen.bound is not None:
         rate, size = seen.bound.capacity(then.recent_rate, seen.workers)
         slo = seen.bound.target.text
-        bound = f"{then.recent_rate:.3g} requests/s arrive, of which these answer {rate:.3g} within {slo}, in batches of {size}"
+        bound = f"{rounded(then.recent_rate)} requests/s arrive, of which these answer {rounded(rate)} within {slo}, in batches of {size}"
     parts = [
         bound,
         f"{seen.waiting} requests wait",
         f"{seen.refused} refused" if seen.refused else "",
         f"{seen.working} of {seen.workers} workers are at work",
-        f"{seen.rate:.3g} requests/s each",
+        f"{rounded(seen.rate)} requests/s each",
         f"a worker loads in {seen.load_seconds:.2g} s and uses {seen.worker_memory // MEGA} MB of {seen.free_memory // MEGA} MB free",
         f"it uses {seen.cores_of_worker:.2g} of {seen.cores:g} cores at work" if seen.cores_of_worker else "",
         f"no request for {seen.unused:.0f} s" if seen.unused >= 1 else "",

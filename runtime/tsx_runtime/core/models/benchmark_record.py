@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tsx_runtime.core.placement.hardware import describe, hardware
+from tsx_runtime.shared.log_format import rounded
 
 FILE = "tsx-bench.json"  # in the archive
 FORMAT = 1
@@ -31,7 +32,7 @@ class BenchmarkRecord(NamedTuple):
 
     def __str__(self) -> str:
         bound = f" under {self.slo}" if self.slo else ""
-        figures = f"{self.throughput:,.4g} requests/s, p99 {self.p99_ms:,.3g} ms{bound}, with {self.configuration}"
+        figures = f"{rounded(self.throughput)} requests/s, p99 {rounded(self.p99_ms)} ms{bound}, with {self.configuration}"
         away = "" if self.here else "; this machine is different, so expect different figures (run `tsx bench` to measure here)"
         return f"measured {self.date} on {self.machine}: {figures}{away}"
 

@@ -55,7 +55,7 @@ class ModelVersion:
         host: ServerResources,
         environment: ModelEnvironment | None = None,
     ) -> None:
-        """Raises BadRequest for an archive that no worker of this server can run."""
+        """Raises BadRequest for an archive that no worker of this server can run, and for too many workers."""
         settings = host.settings
         self.name = name
         self.version = version
@@ -85,6 +85,7 @@ class ModelVersion:
         self.client_timeout = chosen.client_timeout / 1000  # s; 0: none
         self.max_response_size = settings.max_response_size
         self._host = host
+        self._check_workers(chosen.min_workers)
         self._environment = environment
         self._closed = False
         self._wakes = False  # it has been scaled, and is not closed
@@ -95,7 +96,7 @@ class ModelVersion:
             self.stats.journal = MetricJournal()
         self._supervision = SupervisionConfig(
             label,
-            f"`tsx models scale {name} --workers 1 --version {version}` (PUT /models/{name}/{version}?min_worker=1)",
+            f"`tsx models scale {name} 1 --version {version}` (PUT /models/{name}/{version}?min_worker=1)",
             self._dispatcher,
             host.starter,
             self._load_order,
@@ -259,9 +260,14 @@ class ModelVersion:
 
         Raises BadRequest at once, LoadFailed when awaited.
         """
-        check_workers(min_workers)
+        self._check_workers(min_workers)
         self.min_workers, self.max_workers, self._wakes = min_workers, max_workers, True
         return self._supervisor.scale(min(max(len(self.workers), min_workers), max_workers))
+
+    def _check_workers(self, count: int) -> None:
+        settings = self._host.settings
+        owners = self.config, settings.models.get(self.name), settings.model_versions.get(self.name, {}).get(self.version)
+        check_workers(count, self.name, self._host.machine.cores, *(owner.max_workers or 0 for owner in owners if owner))
 
     def adapt(self, count: int, reason: str, numbers: str) -> Coroutine[Any, Any, None]:
         """Have `count` workers for a reason that the log, the description and the metrics tell."""

@@ -29,7 +29,8 @@ KNOBS = ("batch_size", "max_batch_delay", "job_queue_size")  # what a latency ta
 OWN_DEFAULTS: Mapping[str, Mapping[str, int]] = {HANDLER: {"batch_size": 32}}  # by handler: what it has in place of `LIMITS`
 TASK_WORKERS = 4  # at most, of a model of Hugging Face's tasks on a CPU: many with a thread each compute more than one with many threads
 TASK_WEIGHTS = 1 << 30  # bytes of a model that may have so many: a worker that changes their precision has a copy of its own
-MOST_WORKERS = 1024  # of one version: a slip of the keyboard must not fill the machine with processes
+MOST_WORKERS = 1024  # of one version, whatever allows more
+PLAUSIBLE_WORKERS = 64  # of one version on up to 4 cores; its maxWorkers allows more
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def plan(
 ) -> VersionPlan:
     """`gpus`: how many the server uses. `own` is what a config.properties says of this version.
 
-    Raises BadRequest for more workers, or more GPUs a worker, than there is room for.
+    Raises BadRequest for more GPUs a worker than there are.
     """
     device_type = order.device_type or config.device_type
     gpus = gpus_for(device_type, gpus)
@@ -139,7 +140,6 @@ def plan(
         raise BadRequest(
             "scaleToZero needs requests to wait while the model is loaded, and with useJobTicket no request waits. Remove one of the two."
         )
-    check_workers(workers)
     chosen = strategy(config)
     slo = _slo(order, config, own, chosen)
     defaults = OWN_DEFAULTS.get(handler, {})
@@ -218,9 +218,16 @@ def _cache(order: RegisterOrder, config: ModelConfig) -> CacheConfig | None:
     return chosen
 
 
-def check_workers(count: int) -> None:
+def check_workers(count: int, model: str, cores: int, *allowed: int) -> None:
+    """Raise BadRequest for more workers than fit `cores`, unless `allowed`, its own maxWorkers, is higher."""
     if count > MOST_WORKERS:
         raise BadRequest(f"{count} workers are too many: the limit is {MOST_WORKERS} per version of a model. Request fewer.")
+    most = max(PLAUSIBLE_WORKERS, PLAUSIBLE_WORKERS // 4 * cores, *allowed)
+    if count > most:
+        raise BadRequest(
+            f"{count} workers are too many for {cores} cores: at most {most} start. If they are meant, set maxWorkers: {count} in "
+            f"the archive's model-config.yaml, or max_workers = {count} in [models.{model}] of tsx.toml."
+        )
 
 
 def _workers(order: RegisterOrder, config: ModelConfig, settings: Settings, gpus: int, own: VersionSettings) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from tsx_runtime.errors import BadRequest, Conflict, LoadFailed, ModelNotFound
 from tsx_runtime.plugins import BatchPolicy
 from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.shared.suggestions import suggestion
-from tsx_runtime.sources import Trust, in_store, is_hub, is_url
+from tsx_runtime.sources import Trust, in_store, is_hub, is_url, store_hint
 
 PATHS = frozenset({"labels", "record", "rollback", "rollout", "shadow", "traffic"})  # below /models/NAME/, where versions are
 
@@ -87,7 +87,8 @@ class Registrar:
         try:
             archive = await asyncio.to_thread(self._open, path)
         except ArchiveNotFound as error:
-            raise ModelNotFound(f"Model not found at: {order.url}. {error}") from error
+            hint = "" if order.loaded_at_startup else f" {store_hint(self._settings.model_store)}"
+            raise ModelNotFound(f"Model not found at: {order.url}. {error}{hint}") from error
         except ArchiveError as error:
             raise BadRequest(str(error)) from error
         return await self.from_archive(archive, order, wait=wait)
@@ -206,8 +207,7 @@ class Registrar:
     def _in_store(self, url: str) -> Path:
         if not url:
             raise BadRequest("Parameter url is required.")
-        absent = f"Model not found: {url}. This server has no model store; start it with --model-store DIRECTORY"
-        return in_store(url, self._settings.model_store, absent)
+        return in_store(url, self._settings.model_store, f"Model not found: {url}. {store_hint(None)}")
 
 
 def _with_policy(chosen: VersionPlan, model: str, wanted: str | None, policies: Mapping[str, BatchPolicy]) -> VersionPlan:

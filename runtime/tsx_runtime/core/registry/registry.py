@@ -200,8 +200,12 @@ class Registry:
                 raise Conflict(
                     f"Model {name} is a node of workflow {present.workflow}. Unregister the workflow: DELETE /workflows/{present.workflow}"
                 )
-            if present.version == self.models[name].default and len(self.models[name].versions) > 1:
-                raise CannotRemoveDefault(f"Cannot remove default version for model {name}")
+            others = [version for version in self.models[name].versions if version != present.version]
+            if present.version == self.models[name].default and others:
+                raise CannotRemoveDefault(
+                    f"Cannot remove default version for model {name}. Version {present.version} is the default: set another one first "
+                    f"(`tsx models set-default {name} {others[0]}`), or to remove all versions, first remove {', '.join(others)}."
+                )
             await self.withdraw(present)
         if name not in self.models and not self.unloaded_of(name):
             self._table.traffic.forget(name)

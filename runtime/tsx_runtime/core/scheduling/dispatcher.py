@@ -24,10 +24,7 @@ from tsx_runtime.errors import AnswerLate, ClientLeft, DeadlinePassed, NoWorker,
 TIMES_SIZE = wire.TIMES.size
 
 # TorchServe's words, which its clients look for, also where the queue is full
-_NO_WORKER = (
-    "has no worker to serve inference request. Please use scale workers API to add workers. "
-    "If this is a sequence inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
-)
+NO_WORKER = "has no worker to serve inference request. Please use scale workers API to add workers."
 
 
 class Bounds(NamedTuple):
@@ -44,6 +41,8 @@ class Dispatcher:
 
     Jobs are accepted while a worker serves the version or is on its way (`accept`), and the queue has room.
     """
+
+    no_worker_words = NO_WORKER
 
     def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, queue: RequestQueue | None = None) -> None:
         self.label = label  # as errors name it: Model "m" [Version 1.0]
@@ -340,7 +339,7 @@ class Dispatcher:
 
     def _no_worker_text(self) -> str:
         model, _, version = self.label.partition(" [Version ")
-        return f"{model} {_NO_WORKER}" + (f" (version {version.rstrip(']')})" if version else "")
+        return f"{model} {self.no_worker_words}" + (f" (version {version.rstrip(']')})" if version else "")
 
     def _displace_for(self, job: Job) -> bool:
         """Where the queue is full, the least urgent request gives way to one of a greater priority."""

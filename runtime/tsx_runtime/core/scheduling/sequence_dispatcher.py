@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel, SentBatch
 from tsx_runtime.core.scheduling.continuous import JoiningDispatcher
-from tsx_runtime.core.scheduling.dispatcher import Bounds, Dispatcher
+from tsx_runtime.core.scheduling.dispatcher import NO_WORKER, Bounds, Dispatcher
 from tsx_runtime.core.scheduling.job import Job, LateJob
 from tsx_runtime.core.scheduling.queue import BatchLimits
 from tsx_runtime.core.scheduling.sequences import LONGEST_REMEMBERED, Refusal, SequenceConfig, SequenceMark, Sequences
@@ -25,6 +25,9 @@ class SequenceDispatcher(Dispatcher):
     A request of a sequence is never run twice, since its first run may have changed the state.
     """
 
+    no_worker_words = (
+        f"{NO_WORKER} If this is a sequence inference, please check if it is closed, or expired; or exceeds maxSequenceJobQueueSize"
+    )
     joins = False  # whether requests join what a worker has under way
 
     def __init__(self, label: str, limits: BatchLimits, bounds: Bounds, config: SequenceConfig) -> None:

@@ -115,7 +115,6 @@ class Supervisor:
         """A worker that serves now is one that will serve again when it dies."""
         over = (WorkerState.UNLOADING, WorkerState.FAILED)
         failed = any(worker.state is WorkerState.FAILED for worker in self.workers)
-        self._dispatcher.accept(
-            any(worker.state not in over for worker in self.workers), _GIVEN_UP + self._config.way_back if failed else ""
-        )
+        accepting = any(worker.state not in over for worker in self.workers)
+        self._dispatcher.accept(accepting, "" if accepting else (_GIVEN_UP if failed else ": ") + self._config.way_back)
         self.on_state()

@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +16,13 @@ from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import Address, parse_address
 from tsx_runtime.settings.schema import GRPC_ROLES, ROLES, Settings
 
+PORT_OPTIONS = {  # of `tsx serve`
+    "inference_address": "--port",
+    "management_address": "--management-port",
+    "metrics_address": "--metrics-port",
+    "grpc_inference_port": "--grpc-port",
+    "grpc_management_port": "--grpc-management-port",
+}
 BACKLOG = 2048  # connections that may wait to be accepted
 
 
@@ -103,14 +110,27 @@ class Listener:
 
 
 @contextlib.contextmanager
-def listeners(settings: Settings, passed: Mapping[str, PassedSocket] | None = None) -> Iterator[list[Listener]]:
-    """All that the settings ask for, bound. `passed`: sockets to use instead of new ones, by `place`."""
-    left = dict(passed or {})
+def listeners(
+    settings: Settings, passed: Mapping[str, PassedSocket] | None = None, grpc: Sequence[tuple[Address, list[str]]] = ()
+) -> Iterator[list[Listener]]:
+    """All that the settings ask for, bound. `passed`: sockets to use instead of new ones, by `place`. `grpc`: ports that must be free.
+
+    Raises SettingError with a line for each address that cannot be bound.
+    """
+    left, made, errors = dict(passed or {}), [], []
     with contextlib.ExitStack() as stack:
-        made = [
-            stack.enter_context(contextlib.closing(Listener(address, roles, left.pop(place(address), None))))
-            for address, roles in addresses(settings)
-        ]
+        for address, roles in (*addresses(settings), *grpc):
+            try:
+                made.append(Listener(address, roles, left.pop(place(address), None)))
+            except SettingError as error:
+                errors.append(error.message)
+                continue
+            if set(roles).issubset(GRPC_ROLES):
+                made.pop().close()
+            else:
+                stack.callback(made[-1].close)
+        if errors:
+            raise SettingError("\n".join(errors))
         for unused in left.values():
             unused.sock.close()  # or clients would wait in its backlog
         yield made
@@ -194,7 +214,8 @@ def _taken(path: str, names: str) -> str:
 
 def _cannot_bind(address: Address, names: str, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"Port {address.port} on {address.host} is in use ({names}). Stop the program that uses it, or choose another port."
+        text = f"Port {address.port} on {address.host} is in use ({names}). Stop the program that uses it, or choose another port"
+        return f"{text}: {' and '.join(PORT_OPTIONS[name] for name in names.split(' and '))} of tsx serve."
     if error.errno == errno.EACCES:
         return (
             f"Port {address.port} on {address.host} needs privileges that this process does not have ({names}). Choose a port from 1024 on."

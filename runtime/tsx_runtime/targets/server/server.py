@@ -40,7 +40,7 @@ from tsx_runtime.targets.observability.logging_setup import is_configured
 from tsx_runtime.targets.observability.otlp import tracing
 from tsx_runtime.targets.observability.server_log import server_log
 from tsx_runtime.targets.observability.worker_output import worker_output
-from tsx_runtime.targets.server.grpc_listeners import GrpcAddresses, bind, check_free, grpc_addresses, prepare
+from tsx_runtime.targets.server.grpc_listeners import GrpcAddresses, bind, grpc_addresses, prepare
 from tsx_runtime.targets.server.handover import PATIENCE, Predecessor, meeting_point, predecessor, replaceable
 from tsx_runtime.targets.server.listeners import Listener, listeners
 from tsx_runtime.targets.server.snapshots import Snapshots
@@ -53,6 +53,7 @@ from tsx_runtime.targets.server.startup import (
     load_workflows,
     log_privileges,
     register_all,
+    warn_of_unknown_models,
     watched_loading,
 )
 from tsx_runtime.targets.server.systemd import passed_sockets, use_sockets
@@ -162,10 +163,9 @@ async def serve_async(
         output = held.enter_context(_worker_output(settings))
         # before ports: a plugin may be missing
         registry = Registry(settings, worker_files, output, replaces=before is not None, gpu_processes=gpu_processes)
-        bound = held.enter_context(listeners(settings, passed if before is None else before.sockets | passed))
+        sockets = passed if before is None else before.sockets | passed
+        bound = held.enter_context(listeners(settings, sockets, grpc if before is None else ()))
         keys = held.enter_context(_keys(settings, before, stopping.replaced))
-        if before is None:
-            check_free(grpc)  # after the HTTP ports: of two servers with the same settings, users know those
         jobs = None if options.hosted else make_jobs(registry, settings)
         options.on_bound()
         registry.tracer = held.enter_context(tracing(settings, os.environ))
@@ -181,6 +181,8 @@ async def serve_async(
                 await prepared
             if versions is None or await _unless(stopping.asked, load_workflows(workflows, to_load, or_log=options.answer_first)) is None:
                 return
+            if options.hosted is None:
+                warn_of_unknown_models(settings, registry.names)
             started = partial(RunningServer, versions=versions, workflows=list(workflows.workflows.values()), registry=registry)
             parts = _ServerParts(settings, registry, workflows, keys, bound, grpc, tls, jobs, before)
             await _answer(parts, stopping, options, models, lambda addresses: on_ready(started(addresses)))

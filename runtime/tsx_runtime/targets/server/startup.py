@@ -24,6 +24,7 @@ from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import Conflict, LoadFailed, SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.torchserve import VersionSettings
+from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.sources import Trust, is_url
 from tsx_runtime.workflows.manager import SUFFIX, Workflow, WorkflowOrder, Workflows
 
@@ -268,6 +269,13 @@ async def _load_workflow(workflows: Workflows, start: StartWorkflow, or_log: boo
         return None
     logger.info("workflow %s is loaded: POST /wfpredict/%s", workflow.name, workflow.name)
     return workflow
+
+
+def warn_of_unknown_models(settings: Settings, names: Sequence[str]) -> None:
+    """Log which models the settings name that are not among those served."""
+    for name in dict.fromkeys((*settings.models, *settings.model_versions, *settings.trust_remote_code)):
+        if name not in names:
+            logger.warning("the settings name a model %r, and none of that name is served now%s", name, suggestion(name, names))
 
 
 def log_privileges(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:

@@ -32,6 +32,8 @@ def test_figures_from_here_are_reported_as_such_and_others_as_others() -> None:
     assert str(parse_measured(json.dumps(KEPT).encode())) == (
         "measured 2026-11-21 on 2 cores of Sort of a CPU: 210 requests/s, p99 38.4 ms under p99<100ms, with cpu, 2 workers, batch 8"
     )
+    fast = parse_measured(json.dumps(KEPT | {"best": KEPT["best"] | {"throughput": 10243.17, "p99_ms": 1234.5}}).encode())
+    assert ": 10,243 requests/s, p99 1,234 ms under" in str(fast)
     elsewhere = parse_measured(json.dumps(KEPT | {"slo": None, "environment": HERE | {"fingerprint": "0"}}).encode())
     assert elsewhere is not None
     assert not elsewhere.here

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tsx_archiver import parse_model_config
-from tsx_runtime.core.models.plan import RegisterOrder, addable, plan, task_workers, with_own_settings
+from tsx_runtime.core.models.plan import RegisterOrder, addable, check_workers, plan, task_workers, with_own_settings
 from tsx_runtime.core.placement.devices import count_visible
 from tsx_runtime.core.traffic.routing import choose
 from tsx_runtime.errors import BadRequest, ModelVersionNotFound
@@ -48,10 +48,20 @@ def test_when_workers_are_replaced_is_weighed_for_each_limit_alone():
     assert (order.max_worker_requests, order.max_worker_memory, order.max_worker_age) == (None, 7, 5)
 
 
-@pytest.mark.parametrize(("order", "yaml"), [({"initial_workers": 10**20}, {}), ({}, {"minWorkers": 10**7, "maxWorkers": 10**7})])
-def test_more_workers_than_any_machine_has_room_for_are_refused(order, yaml):
+def test_more_workers_than_any_machine_has_room_for_are_refused_whatever_the_model_allows():
     with pytest.raises(BadRequest, match="are too many: the limit is 1024 per version of a model"):
-        planned(order, yaml)
+        check_workers(1025, "m", 2, 10**7)
+
+
+@pytest.mark.parametrize(("count", "cores", "allowed"), [(64, 2, 0), (160, 10, 0), (65, 2, 65), (1024, 2, 10**7)])
+def test_workers_that_fit_the_cores_or_that_the_model_allows_may_start(count, cores, allowed):
+    check_workers(count, "m", cores, allowed)
+
+
+@pytest.mark.parametrize(("count", "cores", "allowed"), [(65, 2, 0), (161, 10, 0), (66, 2, 65)])
+def test_a_slip_in_the_number_of_workers_is_refused_and_the_error_says_how_to_allow_it(count, cores, allowed):
+    with pytest.raises(BadRequest, match=rf"maxWorkers: {count} .*max_workers = {count} in \[models\.m\]"):
+        check_workers(count, "m", cores, allowed)
 
 
 @pytest.mark.parametrize(

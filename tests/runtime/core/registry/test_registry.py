@@ -231,10 +231,10 @@ def test_closing_answers_what_is_accepted_and_refuses_what_time_does_not_allow(t
     ("url", "error", "text"),
     [
         ("", BadRequest, "Parameter url is required"),
-        ("missing.mar", ModelNotFound, "Model not found at: missing.mar"),
+        ("missing.mar", ModelNotFound, "Model not found at: missing.mar.*Copy the file into this server's store, /"),
         ("../fake.mar", ModelNotFound, "Relative path is not allowed in url: ../fake.mar"),
         ("a\\..\\b.mar", ModelNotFound, "Relative path is not allowed"),
-        ("/etc/passwd", ModelNotFound, "/etc/passwd is not in the store"),
+        ("/etc/passwd", ModelNotFound, "/etc/passwd is not in the store. Copy the file"),
         ("http://169.254.169.254/m.mar", ModelNotFound, "does not match any allowed URL"),
         ("file:///etc/passwd", ModelNotFound, "does not match any allowed URL"),
         ("text.mar", BadRequest, "text.mar"),
@@ -271,3 +271,33 @@ def test_a_missing_module_that_the_requirements_may_bring_names_the_setting_that
         assert ("--set install_py_dep_per_model=true" in caught.value.message) is bool(file)
 
     with_registry(test)
+
+
+def test_a_number_of_workers_that_is_plainly_a_slip_starts_none(tmp_path):
+    async def test(registry):
+        with pytest.raises(BadRequest, match="500 workers are too many"):
+            await registry.register_path(talker(tmp_path / "m"), order(initial_workers=500))
+        assert not registry.models
+        version = await registry.register_path(tmp_path / "m", order(initial_workers=0))
+        with pytest.raises(BadRequest, match=r"max_workers = 500 in \[models\.talker\]"):
+            await registry.scale("talker", None, 500)
+        assert (version.workers, version.min_workers) == ([], 0)
+
+    with_registry(test, cpus=2)
+
+
+@pytest.mark.parametrize("place", ["archive", "models", "model_versions"])
+def test_the_own_max_workers_of_a_model_allow_more(tmp_path, place):
+    config = {"config": "maxWorkers: 70\n"} if place == "archive" else {}
+    settings = {
+        "models": {"models": {"talker": {"max_workers": 70}}},
+        "model_versions": {"model_versions": {"talker": {"1.0": {"maxWorkers": 70}}}},
+    }
+
+    async def test(registry):
+        version = await registry.register_path(talker(tmp_path / "m", **config), order(initial_workers=0))
+        version._check_workers(70)
+        with pytest.raises(BadRequest, match="71 workers are too many"):
+            version._check_workers(71)
+
+    with_registry(test, cpus=2, **settings.get(place, {}))

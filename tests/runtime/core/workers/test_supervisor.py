@@ -219,7 +219,7 @@ def test_scaling_is_the_way_back_of_workers_that_were_given_up(tmp_path, monkeyp
     async def test(registry):
         version = await registry.register_path(talker(tmp_path / "m", handler), order(), wait=False)
         await until(lambda: version.workers[0].state is WorkerState.FAILED)
-        with pytest.raises(NoWorker, match=r"`tsx models scale talker --workers 1 --version 1.0`"):
+        with pytest.raises(NoWorker, match=r"`tsx models scale talker 1 --version 1.0`"):
             await asyncio.wait_for(submit(version, "x").done, TIMEOUT)
         with pytest.raises(LoadFailed, match="No such file"):
             await version.scale(1, 1)

@@ -162,7 +162,7 @@ def test_a_remote_address_is_refused(empty, url, error_of):
     kind, message = error_of(answer)
     assert kind == "ModelNotFoundException"
     assert message.startswith(f"Given URL {url} does not match any allowed URL(s)")
-    assert "model store only" in message
+    assert "store" in message
 
 
 @pytest.mark.parametrize("name", ["nobody.mar", "x" * 300 + ".mar", "junk.mar/x.mar", "\udcff.mar".encode("utf-8", "surrogateescape")])
@@ -376,6 +376,7 @@ def test_a_description_by_the_handler_needs_a_worker(server, error_of):
     answer = server.management.get("/models/talker/2.0", params={"customized": "true"})
     assert answer.status_code == 503
     text = 'Model "talker" has no worker to serve describe request. Please use scale workers API to add workers.'
+    text += " `tsx models scale talker 1 --version 2.0` adds one."
     assert error_of(answer) == ("ServiceUnavailableException", text)
 
 
@@ -444,8 +445,12 @@ def test_the_default_version_is_not_removed_before_the_others(empty, error_of):
     for path in ("/models/talker", "/models/talker/1.0"):
         answer = empty.management.delete(path)
         assert answer.status_code == 403
-        assert error_of(answer) == ("InvalidModelVersionException", "Cannot remove default version for model talker")
-    assert empty.management.delete("/models/talker/2.0").status_code == 200
+        kind, message = error_of(answer)
+        assert kind == "InvalidModelVersionException"
+        assert message.startswith("Cannot remove default version for model talker. ")
+        assert "`tsx models set-default talker 2.0`" in message
+    answer = empty.management.delete("/models/talker/2.0")
+    assert (answer.status_code, status_of(answer)) == (200, 'Model "talker" unregistered: version 2.0')
 
 
 # Routes
@@ -562,6 +567,7 @@ def test_limits_and_workers_change_together(empty):
         ({"batchsize": 4}, "Parameter batchsize is not known; did you mean 'batch_size'?"),
         ({"min_worker": 2, "max_worker": 1, "batch_size": 4}, "max_worker cannot be less than min_worker."),
         ({"min_worker": 100_000, "batch_size": 4}, "100000 workers are too many"),
+        ({"min_worker": 1000, "batch_size": 4}, "or max_workers = 1000 in [models.talker]"),
     ],
 )
 def test_a_limit_that_cannot_be_is_named_and_nothing_is_changed(empty, given, words, error_of):

@@ -390,7 +390,7 @@ def test_the_traceback_of_a_node_that_does_not_load_is_reported(flows: RunningSe
             {"url": "/etc/passwd"},
             404,
             "WorkflowNotFoundException",
-            "/etc/passwd is not in the store. Name a file of the store, or give a path inside it.",
+            "/etc/passwd is not in the store. Copy the file into this server's store, ",
         ),
         (
             {"url": "http://169.254.169.254/x.war"},

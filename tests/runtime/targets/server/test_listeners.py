@@ -50,6 +50,27 @@ def test_a_port_in_use_is_an_error_that_names_port_and_setting():
             Listener(Address("127.0.0.1", port), ["management"])
 
 
+def test_all_ports_in_use_are_named_at_once_with_what_changes_them():
+    with socket.socket() as first, socket.socket() as second, socket.socket() as third:
+        for taken in (first, second, third):
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+        ports = [taken.getsockname()[1] for taken in (first, second, third)]
+        http, metrics = (f"http://127.0.0.1:{port}" for port in ports[:2])
+        settings = Settings(inference_address=http, management_address=http, metrics_address=metrics)
+        grpc = [(Address("127.0.0.1", ports[2], "grpc"), ["grpc_inference"]), (FREE, ["grpc_management"])]
+        with pytest.raises(SettingError) as caught, listeners(settings, grpc=grpc):
+            pass
+    both, alone, grpc_port = caught.value.message.splitlines()
+    assert f"Port {ports[0]} " in both
+    assert "(inference_address and management_address)" in both
+    assert both.endswith("--port and --management-port of tsx serve.")
+    assert f"Port {ports[1]} " in alone
+    assert alone.endswith("--metrics-port of tsx serve.")
+    assert f"Port {ports[2]} " in grpc_port
+    assert grpc_port.endswith("--grpc-port of tsx serve.")
+
+
 def test_of_two_servers_that_start_side_by_side_the_second_is_reported_that_the_port_is_taken():
     with closing(Listener(FREE, ["inference"])) as first:
         address = first.address

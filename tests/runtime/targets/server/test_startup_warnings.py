@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from tsx_runtime.settings.schema import Settings
-from tsx_runtime.targets.server.startup import log_privileges
+from tsx_runtime.settings.schema import ModelSettings, Settings
+from tsx_runtime.targets.server.startup import log_privileges, warn_of_unknown_models
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX users")
 
@@ -27,3 +27,15 @@ def test_variables_that_models_do_not_see_are_named(caplog: pytest.LogCaptureFix
     assert "pass_env names them: HF_TOKEN" in caplog.text
     assert "value" not in caplog.text
     assert "TSX_MANAGEMENT_TOKEN" not in caplog.text
+
+
+def test_settings_for_a_model_that_is_not_served_are_named_with_the_nearest_one(caplog: pytest.LogCaptureFixture) -> None:
+    models = {"digit": ModelSettings(), "digits": ModelSettings()}
+    settings = Settings(models=models, model_versions={"other": {}}, trust_remote_code=["digits", "bart"])
+    warn_of_unknown_models(settings, ["digits", "bert"])
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
+    named, other, bart = (record.getMessage() for record in caplog.records)
+    assert "'digit'" in named
+    assert named.endswith("did you mean 'digits'?")
+    assert other.endswith("none of that name is served now")
+    assert bart.endswith("did you mean 'bert'?")
