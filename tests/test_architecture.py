@@ -372,6 +372,13 @@ def test_a_bare_import_has_no_effect(module: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("module", ["tsx_archiver.opening", "tsx_archiver.torch_model_archiver", "tsx_runtime.worker.main"])
+def test_pydantic_is_imported_only_to_read_a_model_configuration(module: str) -> None:
+    """A model's own environment may have pydantic 1."""
+    subprocess.run([sys.executable, "-c", f"import {module}, sys; assert 'pydantic' not in sys.modules"], timeout=60, check=True)
+
+
+@pytest.mark.usefixtures("processes")
 def test_help_imports_neither_torch_nor_the_server() -> None:
     finished = subprocess.run(
         [sys.executable, "-X", "importtime", "-m", "tsx_cli", "--help"], capture_output=True, text=True, timeout=60, check=True

@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tsx_archiver.metadata.modelconfig import WarmUp
 from tsx_runtime.api.samples import sample_of
 from tsx_runtime.recordings import Recorded, encode, file_head
 
 
 def version(directory: Path, *warmup: str, kind: str | None = None) -> Any:
     workers = [SimpleNamespace(input=kind)]
-    config = SimpleNamespace(warmup=[WarmUp(file) for file in warmup])
+    config = SimpleNamespace(warmup=[SimpleNamespace(file=file, content_type=None) for file in warmup])
     return SimpleNamespace(archive=SimpleNamespace(directory=directory), config=config, workers=workers, handler="handler.py")
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tsx_archiver import ModelConfig
-from tsx_archiver.metadata.caching import CacheConfig
 from tsx_archiver.metadata.huggingface import HANDLER
 from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
+from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
 from tsx_runtime.core.placement.devices import candidates, gpus_for
