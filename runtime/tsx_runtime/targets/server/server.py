@@ -23,7 +23,7 @@ from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.elastic.decision import LOOK
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.placement.file_limits import raise_limit
+from tsx_runtime.core.placement.hardware import raise_limit
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.core.telemetry.time_series import TimeSeries
