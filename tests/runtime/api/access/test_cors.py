@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.http.semantics.cors import missing
+from tsx_runtime.api.access.origins import missing
 
 ALLOWED = {
     "cors_allowed_origin": "https://my.site",

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from tsx_runtime.api.headers import JSON, NO_CACHE, Pair
+from tsx_runtime.api.openai import speaks_openai
 from tsx_runtime.errors import (
     LONGEST_READ,
     LONGEST_REFUSAL,
@@ -24,7 +25,6 @@ from tsx_runtime.errors import (
     read_error,
     shortened,
 )
-from tsx_runtime.http.semantics.openai import speaks_openai
 from tsx_runtime.wire import OPENAI_META, V2_META, content_type_of
 
 NOT_FOUND = "Requested resource is not found, please refer to API document."

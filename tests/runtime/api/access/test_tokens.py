@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import httpx
 import pytest
 
-from tsx_runtime.api.tokens import BearerToken, Keys, build_keys, made_up_tokens, start_keys
+from tsx_runtime.api.access.tokens import BearerToken, Keys, build_keys, made_up_tokens, start_keys
 from tsx_runtime.errors import BadRequest, InvalidToken, SettingError, TsxError
 from tsx_runtime.settings.schema import Settings
 

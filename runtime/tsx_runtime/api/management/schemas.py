@@ -1,18 +1,27 @@
-"""The JSON of the HTTP API, with the names and the order of TorchServe's (contract 1.3)."""
+"""The JSON and the parameters of the HTTP API, with the names and the order of TorchServe's (contract 1.3)."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import reprlib
+from collections.abc import Collection
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
 from pydantic.alias_generators import to_camel
 
 from tsx_archiver.metadata.model_limits import CHANGEABLE, LIMITS
+from tsx_runtime.errors import BadRequest
 from tsx_runtime.settings.model_limits import described, with_limits
 from tsx_runtime.settings.schema import SloText
+from tsx_runtime.shared.suggestions import suggestion
 from tsx_runtime.version import __version__
 
 _IGNORED = "accepted for TorchServe's clients; has no effect in TorchServe or tsx"
+MOST_PROBLEMS = 5  # problems of one request that its answer names: a body may have thousands
+_SHOWN = reprlib.Repr()  # of a client's value as much as a person reads, however large it is, and however deeply nested
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 200
+
+ParametersT = TypeVar("ParametersT", bound=BaseModel)
 
 
 def _lower(value: Any) -> Any:
@@ -256,3 +265,26 @@ class ServerMetadata(BaseModel):
 def dump_json(model: BaseModel) -> str:
     """Pretty-printed, as TorchServe's, with the fields' outside names; None is left out."""
     return model.model_dump_json(by_alias=True, exclude_none=True, indent=2)
+
+
+def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) -> ParametersT:
+    """`own` overrides `given`. Raises BadRequest."""
+    try:
+        return kind.model_validate(given | own)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False), kind.model_fields) from error
+
+
+def from_validation(problems: Any, known: Collection[str] = ()) -> BadRequest:
+    """Names each parameter and its value. (TorchServe takes the default for a number that does not parse.) `known`: the valid names."""
+    texts = []
+    for problem in problems[:MOST_PROBLEMS]:
+        name = ".".join(str(part) for part in problem["loc"] if part not in ("query", "body", "path"))
+        if problem["type"] == "extra_forbidden" and known:
+            others = f"; there are {', '.join(known)}."
+            texts.append(f"Parameter {name} is not known{suggestion(name, known) or others}")
+            continue
+        texts.append(f"Parameter {name or 'body'} is {_SHOWN.repr(problem.get('input'))}: {problem['msg'].removeprefix('Value error, ')}.")
+    if len(problems) > MOST_PROBLEMS:
+        texts.append(f"There are {len(problems) - MOST_PROBLEMS} more problems.")
+    return BadRequest(" ".join(texts))

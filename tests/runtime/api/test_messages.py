@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tsx_runtime.api.errors import for_v2
 from tsx_runtime.api.headers import NO_CACHE, check_status, handler_headers, new_request_id
+from tsx_runtime.api.messages import DISCARD, ClientGone, Message, discard, read_body
+from tsx_runtime.api.urls import Target, find_target, url_path, with_headers
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, _remembered, error_body
-from tsx_runtime.http.semantics.errors import for_v2
-from tsx_runtime.http.semantics.messages import DISCARD, ClientGone, Message, discard, read_body
-from tsx_runtime.http.semantics.urls import Target, find_target, url_path, with_headers
 
 
 class Sender:

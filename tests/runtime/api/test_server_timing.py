@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tsx_runtime.api.server_timing import TIMED, TimingRequest, parse_timing_request, server_timing
 from tsx_runtime.core.telemetry.batch_times import NAN, batch_times
-from tsx_runtime.http.semantics.server_timing import TIMED, TimingRequest, parse_timing_request, server_timing
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = "00f067aa0ba902b7"

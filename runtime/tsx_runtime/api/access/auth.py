@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from tsx_runtime.api.client_limits import calling
+from tsx_runtime.api.access.client_limits import calling
+from tsx_runtime.api.access.origins import host_of, host_of_origin
+from tsx_runtime.api.access.tokens import FAILED as FAILED_TO_RENEW
+from tsx_runtime.api.access.tokens import BearerToken, Keys, build_keys
 from tsx_runtime.api.headers import Pair
-from tsx_runtime.api.origins import host_of, host_of_origin
-from tsx_runtime.api.tokens import FAILED as FAILED_TO_RENEW
-from tsx_runtime.api.tokens import BearerToken, Keys, build_keys
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.plugins import Authenticate, Refused
 from tsx_runtime.settings.addresses import is_loopback_host, parse_address

@@ -6,12 +6,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from tsx_runtime.api import openai
+from tsx_runtime.api.access_log import BROKEN, LEFT
 from tsx_runtime.api.headers import Pair
+from tsx_runtime.api.messages import Message, Receive, Scope, Send
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
 from tsx_runtime.errors import is_failure
-from tsx_runtime.http.semantics import openai
-from tsx_runtime.http.semantics.access_log import BROKEN, LEFT
-from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
 
 _ROUTES = {"predictions": "/predictions/{model}", "explanations": "/explanations/{model}", "wfpredict": "/wfpredict/{workflow}"}
 _LAST = {"invoke": "/models/{model}/invoke", "infer": "/v2/models/{model}/infer", "explain": "/v2/models/{model}/explain"}

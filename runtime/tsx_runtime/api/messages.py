@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, MutableM
 from typing import Any, Protocol, TypeAlias, TypeVar
 from urllib.parse import quote
 
+from tsx_runtime.api.encodings import COMPRESSED, SENDER_MORE, decompress, window_of
 from tsx_runtime.api.headers import Pair, new_request_id, shown_headers
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED, ByteBudget
 from tsx_runtime.errors import NoRoom, PayloadTooLarge, TsxError
-from tsx_runtime.http.semantics.encodings import COMPRESSED, SENDER_MORE, decompress, window_of
 
 MAX_HEADERS = 200  # of one request
 MAX_MANAGEMENT_BODY = 1 << 20  # bytes

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from tsx_archiver.metadata.model_limits import LIMITS
-from tsx_runtime.api.schemas import (
+from tsx_runtime.api.management.schemas import (
     DescribedCache,
     DescribedMeasurement,
     DescribedModel,

@@ -9,13 +9,13 @@ from urllib.parse import parse_qs, quote
 
 from python_multipart.multipart import parse_options_header
 
+from tsx_runtime.api import openai
+from tsx_runtime.api.errors import NOT_FOUND
 from tsx_runtime.api.headers import JSON, Pair, shown_headers
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Headers, Route
 from tsx_runtime.core.traffic.routing import resolve_label
 from tsx_runtime.errors import BadRequest, ModelNotFound, PayloadTooLarge, ResourceNotFound
-from tsx_runtime.http.semantics import openai
-from tsx_runtime.http.semantics.errors import NOT_FOUND
 from tsx_runtime.wire import OPENAI_HEADER, TENSORS_HEAD, V2_HEADER, Body, Parts
 
 _EXPLAIN: Pair = (b"explain", b"True")

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from tsx_runtime.api.errors import error_event, for_openai
+from tsx_runtime.api.openai import model_in_json, speaks_openai, split_name
+from tsx_runtime.api.tracing import route_of
 from tsx_runtime.errors import BadRequest, error_body
-from tsx_runtime.http.semantics.errors import error_event, for_openai
-from tsx_runtime.http.semantics.openai import model_in_json, speaks_openai, split_name
-from tsx_runtime.http.semantics.tracing import route_of
 from tsx_runtime.wire import Parts
 
 LARGE = b'"x": "%b"' % (b"A" * 100_000)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.runtime.conftest import RunningServer
 from tests.support.clients.rawhttp import Answer, RawConnection
-from tsx_runtime.api.client_limits import CONNECTIONS, FAILURES, REQUESTS, ClientLimits, client_limits
+from tsx_runtime.api.access.client_limits import CONNECTIONS, FAILURES, REQUESTS, ClientLimits, client_limits
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TooManyRequests
 from tsx_runtime.http.app import build_apps
@@ -222,7 +222,7 @@ def use(patch: pytest.MonkeyPatch, clock: Clock) -> None:
         return limits
 
     patch.setattr("tsx_runtime.http.app.client_limits", with_clock)
-    for module in ("http.fast_lane.limited_lane", "http.app", "api.client_limits"):
+    for module in ("http.fast_lane.limited_lane", "http.app", "api.access.client_limits"):
         patch.setattr(f"tsx_runtime.{module}.HOLD", 0.02)
 
 

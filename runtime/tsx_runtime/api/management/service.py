@@ -10,9 +10,9 @@ from typing import Any
 from tsx_archiver import load_json
 from tsx_archiver.metadata.model_limits import BY_KEY, CHANGEABLE
 from tsx_runtime import wire
-from tsx_runtime.api.describe import PAGE, describe_version, list_models, memory_of
 from tsx_runtime.api.headers import new_request_id
-from tsx_runtime.api.schemas import DescribedModels, ModelList, RegisterParameters, ScaleParameters, Status
+from tsx_runtime.api.management.describe import PAGE, describe_version, list_models, memory_of
+from tsx_runtime.api.management.schemas import DescribedModels, ModelList, RegisterParameters, ScaleParameters, Status
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from tsx_runtime.api.samples import sample_of
+from tsx_runtime.api.management.samples import sample_of
 from tsx_runtime.recordings import Recorded, encode, file_head
 
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.errors import BadRequest, PayloadTooLarge, TsxError, UnsupportedEncoding
-from tsx_runtime.http.semantics.encodings import INPUT, SLICE, decompress
-from tsx_runtime.http.semantics.errors import fault
-from tsx_runtime.http.semantics.messages import (
+from tsx_runtime.api.encodings import INPUT, SLICE, decompress
+from tsx_runtime.api.errors import fault
+from tsx_runtime.api.messages import (
     HEADER_NAMES,
     ClientGone,
     Message,
     read_body,
     rest_of,
 )
+from tsx_runtime.errors import BadRequest, PayloadTooLarge, TsxError, UnsupportedEncoding
 
 LIMIT = 1 << 20
 COMPRESS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tsx_runtime.api.urls import MOST_FIELDS, field_counter, find_target, model_in_form
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
-from tsx_runtime.http.semantics.urls import MOST_FIELDS, field_counter, find_target, model_in_form
 
 PAIRS = [(b"content-type", b"application/x-www-form-urlencoded")]
 UNBOUNDED = [(b"content-type", b"multipart/form-data")]

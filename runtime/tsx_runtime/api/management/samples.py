@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tsx_archiver.pretrained import gradient_png
 from tsx_runtime.api.headers import is_header
-from tsx_runtime.api.management_service import ask_handler
+from tsx_runtime.api.management.service import ask_handler
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.errors import TsxError
 from tsx_runtime.recordings import SUFFIX, NotARecording, read

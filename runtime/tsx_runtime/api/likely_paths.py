@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote
 
+from tsx_runtime.api.errors import NOT_FOUND
 from tsx_runtime.errors import ResourceNotFound
-from tsx_runtime.http.semantics.errors import NOT_FOUND
 from tsx_runtime.shared.suggestions import nearest
 
 LONGEST = 200  # characters of a path that is compared

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.http.semantics.likely_paths import LikelyPaths
+from tsx_runtime.api.likely_paths import LikelyPaths
 
 PATHS = LikelyPaths(
     ["/predictions/{model}", "/predictions/{model}/{version}", "/v1/models/{model}:predict", "/v2/models/{model}/infer", "/ping"],

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tsx_runtime.api.auth import Guard, build_guards, required_tokens
-from tsx_runtime.api.tokens import BearerToken
+from tsx_runtime.api.access.auth import Guard, build_guards, required_tokens
+from tsx_runtime.api.access.tokens import BearerToken
 from tsx_runtime.errors import ForeignOrigin, InvalidToken, SettingError
 from tsx_runtime.settings.schema import Settings
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tsx_runtime.api.request_options import LONGEST_WAIT, Preference, callback_of, is_stored, parse_preference
 from tsx_runtime.http.fast_lane.heads import Heads
-from tsx_runtime.http.semantics.deferred import LONGEST_WAIT, Preference, callback_of, is_stored, parse_preference
 
 
 @pytest.mark.parametrize(
