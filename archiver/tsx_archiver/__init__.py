@@ -73,7 +73,6 @@ _MODULES = (
     "inspecting",
     "limits",
     "metadata.manifest",
-    "metadata.modelconfig",
     "metadata.modelfile",
     "metadata.safejson",
     "metadata.safeyaml",
@@ -83,6 +82,7 @@ _MODULES = (
     "rewriting",
     "storage.cache",
     "writing",
+    "metadata.modelconfig",  # the last, as it imports pydantic
 )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, cast
 
 from tsx_archiver.containers.base import ArchiveFile, Member, root_of
 from tsx_archiver.containers.formats import open_container
@@ -16,7 +16,6 @@ from tsx_archiver.errors import CorruptMember, InvalidConfig, WrongChecksum
 from tsx_archiver.limits import MIB, Limits
 from tsx_archiver.metadata.forms import FORMS_FILE, LARGEST_FILE, InvalidForms, KeptForms, parse_forms
 from tsx_archiver.metadata.manifest import Manifest
-from tsx_archiver.metadata.modelconfig import ModelConfig, missing_warm_up, parse_model_config
 from tsx_archiver.metadata.modelfile import ModelFile, describe_model_stream
 from tsx_archiver.metadata.safeyaml import MAX_BYTES as MAX_CONFIG_BYTES
 from tsx_archiver.metadata.safeyaml import load_yaml
@@ -32,6 +31,9 @@ from tsx_archiver.opening import (
     wrong_checksum,
 )
 from tsx_archiver.storage.digest import content_digest
+
+if TYPE_CHECKING:
+    from tsx_archiver.metadata.modelconfig import ModelConfig
 
 _LARGEST_LOOKED_INTO = 2048 * MIB
 
@@ -89,7 +91,7 @@ def inspect_archive(path: Path, *, limits: Limits = Limits()) -> Inspection:  # 
         config, problems = _config(source)
         present = {member.name: None for member in members}
         forms, problems_of_forms = _forms(source, config)
-        problems += source.manifest.missing_files(present) + missing_warm_up(config, present) + problems_of_forms
+        problems += source.manifest.missing_files(present) + config.missing_warm_up(present) + problems_of_forms
         return Inspection(
             path,
             source.form,
@@ -131,7 +133,7 @@ def verify_archive(path: Path, limits: Limits = Limits()) -> list[Finding]:  # n
         except InvalidConfig as error:
             findings.append(Finding(True, source.manifest.config_file, error.message))
         else:
-            problems += missing_warm_up(config, {source.inside(member) for member in source.container.members}) + _forms(source, config)[1]
+            problems += config.missing_warm_up({source.inside(member) for member in source.container.members}) + _forms(source, config)[1]
             findings += [Finding(False, source.manifest.config_file, text) for text in problems]
         present = {source.inside(member): None for member in source.container.members}
         findings += [Finding(True, None, text) for text in source.manifest.missing_files(present)]
@@ -168,6 +170,8 @@ def _check_members(source: _Source, path: Path) -> list[Finding]:
 
 
 def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
+    from tsx_archiver.metadata.modelconfig import ModelConfig, parse_model_config  # here: it imports pydantic
+
     name = source.manifest.config_file or (None if source.manifest.data else DEFAULT_CONFIG)
     if name is None:
         return ModelConfig(), []
@@ -176,7 +180,7 @@ def _config(source: _Source) -> tuple[ModelConfig, list[str]]:
     if content is None:
         return ModelConfig(), []
     config, problems = parse_model_config(load_yaml(content, source=name))
-    return config, [f"{name}: {problem.text}" for problem in problems]
+    return config, [f"{name}: {problem}" for problem in problems]
 
 
 def _forms(source: _Source, config: ModelConfig) -> tuple[KeptForms, list[str]]:

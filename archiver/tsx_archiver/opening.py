@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeAlias, TypeVar
 
 from tsx_archiver.containers.base import ArchiveFile, root_of
 from tsx_archiver.containers.formats import open_container
@@ -26,13 +26,15 @@ from tsx_archiver.errors import (
 )
 from tsx_archiver.limits import MAX_MANIFEST_BYTES, MIB, Limits
 from tsx_archiver.metadata.manifest import Manifest, parse_manifest
-from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config, missing_warm_up
 from tsx_archiver.metadata.modelfile import describe_model_stream
 from tsx_archiver.names import MANIFEST_DIRECTORIES, MANIFEST_PATH, is_inside, normal, shown, similar_file, unnamed_archive_name
 from tsx_archiver.storage.cache import Cache, CacheEntry, as_cache, release
 from tsx_archiver.storage.copying import copy_plain
 from tsx_archiver.storage.digest import file_digest, file_state
 from tsx_archiver.storage.locks import FileLock
+
+if TYPE_CHECKING:
+    from tsx_archiver.metadata.modelconfig import ModelConfig
 
 DEFAULT_CONFIG = "model-config.yaml"
 DirectoryT = TypeVar("DirectoryT", bound="LockedDirectory")
@@ -262,7 +264,7 @@ def _open_directory(directory: Path, default_name: str, source: Path | None = No
     named = [name for name in (manifest.handler_file, manifest.serialized_file, manifest.model_file, manifest.requirements_file) if name]
     present = {normal(name): None for name in [*named, manifest.config_file or ""] if name and (root / name).exists()}
     problems += manifest.missing_files(present)
-    problems += missing_warm_up(config, {entry.file for entry in config.warmup or () if (root / entry.file).is_file()})
+    problems += config.missing_warm_up({entry.file for entry in config.warmup or () if (root / entry.file).is_file()})
     return OpenArchive(source or directory, root.absolute(), manifest, config, problems)
 
 
@@ -303,6 +305,8 @@ def _refuse_foreign(names: list[str], source: Path) -> None:
 
 def _config(root: Path, manifest: Manifest) -> tuple[ModelConfig, list[str]]:
     """The configuration that the manifest names; without any manifest, the one of the usual name."""
+    from tsx_archiver.metadata.modelconfig import ModelConfig, load_model_config  # here: it imports pydantic
+
     name = manifest.config_file or (None if manifest.data else DEFAULT_CONFIG)
     if name is None or not (root / name).is_file():
         return ModelConfig(), []
@@ -311,4 +315,4 @@ def _config(root: Path, manifest: Manifest) -> tuple[ModelConfig, list[str]]:
         config, problems = load_model_config(root / name)
     except InvalidConfig as error:
         raise InvalidConfig(error.message.replace(str(root / name), f"{name} of {manifest.model_name}", 1)) from error
-    return config, [f"{name}: {problem.text}" for problem in problems]
+    return config, [f"{name}: {problem}" for problem in problems]

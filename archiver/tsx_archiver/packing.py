@@ -15,7 +15,6 @@ from tsx_archiver.errors import CannotPack, DuplicateInput, InputMissing, Invali
 from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, split_handler
 from tsx_archiver.metadata.mlmodel import PYFUNC, PYTORCH
-from tsx_archiver.metadata.modelconfig import check_model_config
 from tsx_archiver.metadata.onnx_file import data_files
 from tsx_archiver.names import DEFAULT_VERSION, MANIFEST_PATH, collision_key, is_model_name, path_fault, shown, similar_file
 
@@ -207,13 +206,15 @@ def _add_handler(spec: ArchiveSpec, members: Members) -> str:
 
 def check_config(path: Path, warn: Warn | None = None) -> None:
     """Refuse a model-config.yaml whose keys or values are not used; with `warn`, only tell it."""
-    problems = check_model_config(path)
-    if problems and warn is None:
-        text = f"{path}: {'; '.join(problem.text for problem in problems)}. Correct it and pack again."
+    from tsx_archiver.metadata.modelconfig import load_model_config  # here: it imports pydantic
+
+    config, problems = load_model_config(path)
+    if problems and (warn is None or not config.raw):
+        text = f"{path}: {'; '.join(problems)}. Correct it and pack again."
         raise InvalidConfig(text.replace("?. ", "? "))
     for problem in problems:
         if warn is not None:
-            warn(f"{path}: {problem.text}")
+            warn(f"{path}: {problem}")
 
 
 def extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> Iterator[Path]:

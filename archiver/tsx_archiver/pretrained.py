@@ -28,7 +28,6 @@ from tsx_archiver.metadata.huggingface import (
     needed_files,
     read_adapter,
 )
-from tsx_archiver.metadata.modelconfig import load_model_config
 from tsx_archiver.names import DEFAULT_VERSION, model_name_from
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_archiver.packing import ArchiveSpec
@@ -54,8 +53,12 @@ def pretrained_spec(
         raise CannotPack(f"{directory} is an adapter ({kind}) of {base}. Name that model, and add --adapter NAME={directory}")
     model = Pretrained(directory, list(_names(directory)))
     config = directory / DEFAULT_CONFIG if DEFAULT_CONFIG in model.names else None
-    settings = None if config is None else load_model_config(config)[0].huggingface
-    chosen = model.task(task or (settings.task if settings else None))
+    if config is not None and not task:
+        from tsx_archiver.metadata.modelconfig import load_model_config  # here: it imports pydantic
+
+        settings = load_model_config(config)[0].huggingface
+        task = settings.task if settings else None
+    chosen = model.task(task)
     files = {f"{DIRECTORY}/{each}": directory / each for each in model.needed}
     title = name or model_name_from(source.rpartition("/")[2])
     named = handler or (GENERATION_HANDLER if chosen == GENERATION else HANDLER)

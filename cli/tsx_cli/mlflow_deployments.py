@@ -32,7 +32,7 @@ from tsx_cli.common.inputs import split_list
 from tsx_cli.common.options import read_settings
 from tsx_cli.models.command import all_models
 from tsx_cli.models.traffic import read_weights, with_shares
-from tsx_runtime.api.schemas import RegisterParameters, ScaleParameters
+from tsx_runtime.api.management.schemas import RegisterParameters, ScaleParameters
 from tsx_runtime.errors import TsxError
 from tsx_runtime.shared.suggestions import suggestion
 

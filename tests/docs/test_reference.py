@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import tomli
 
-from tsx_archiver.metadata.configkeys import KEYS, LIMIT_KEYS, TSX_KEYS
+from tsx_archiver.metadata.keys import keys_of
+from tsx_archiver.metadata.modelconfig import ModelConfig
 from tsx_runtime.settings.schema import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +27,9 @@ def test_file_tree_and_settings_are_those_of_the_code() -> None:
 def test_keys_of_the_model_configuration_exist() -> None:
     configuration = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     named = {key for row in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", configuration, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
-    known = {key.name for key in KEYS}
-    assert {"minWorkers", "batchSize"} <= named - set(Settings.model_fields) <= known
-    assert {key.name for key in (*LIMIT_KEYS, *TSX_KEYS)} <= named, "what tsx adds is written nowhere else"
+    known = keys_of(ModelConfig)
+    assert {"minWorkers", "batchSize"} <= named - set(Settings.model_fields) <= known.keys()
+    assert known.keys() <= named
 
 
 def test_the_page_on_installing_lists_every_extra() -> None:

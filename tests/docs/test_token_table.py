@@ -14,9 +14,9 @@ import pytest
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
-from tsx_runtime.api.auth import FAILED
-from tsx_runtime.api.tokens import FAILED as FAILED_TO_RENEW
-from tsx_runtime.api.tokens import build_keys
+from tsx_runtime.api.access.auth import FAILED
+from tsx_runtime.api.access.tokens import FAILED as FAILED_TO_RENEW
+from tsx_runtime.api.access.tokens import build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.grpc.server import GrpcServer

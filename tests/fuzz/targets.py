@@ -18,13 +18,13 @@ from uvicorn.server import ServerState
 from tests.support.models import make_model
 from tsx_archiver import ArchiveError, Limits, inspect_archive, open_archive
 from tsx_runtime import wire
+from tsx_runtime.api.urls import model_in_form
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.threads import ThreadStarter
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.app import build_apps
 from tsx_runtime.http.fast_lane.protocol import FastLane
-from tsx_runtime.http.semantics.urls import model_in_form
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.settings.traffic_policy import parse_traffic
 

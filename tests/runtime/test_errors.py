@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from tsx_runtime.api.errors import for_v2
 from tsx_runtime.errors import BadRequest, InvalidModel, ModelNotFound, PredictionFailed, error_body, read_error
-from tsx_runtime.http.semantics.errors import for_v2
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from typing import Any
 from tsx_archiver.errors import CannotPack
 from tsx_archiver.metadata.safejson import load_json
 from tsx_archiver.names import MANIFEST_DIRECTORIES
-from tsx_archiver.quantities import parse_bytes, where_text
 
 DIRECTORY = "huggingface_model"  # of an archive: the model's directory as it was saved; PEFT adapters are in adapters/NAME of it
 ADAPTERS = "adapters"
@@ -68,45 +67,6 @@ _PARTS = re.compile(r"(?:\w+_)?\d+_\w+|(?:additional_)?chat_templates")  # folde
 _PIPELINE_TAG = re.compile(r"^pipeline_tag:[ \t]*([\w-]+)[ \t]*$", re.MULTILINE)  # in the head of a model card
 _CODE_ELSEWHERE = re.compile(r'[^"]*--[^"]*')
 _ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-
-
-@dataclass(frozen=True)
-class HuggingFaceConfig:
-    """The keys under `huggingface` in model-config.yaml."""
-
-    task: str | None = None
-    dtype: str = "auto"
-    engine: str = "auto"  # of text generation
-    max_sequences: int | None = None  # that text generation runs together
-    cache_memory: int | None = None  # bytes, for the cache of text generation
-
-
-_KEYS = {"task": "task", "dtype": "dtype", "engine": "engine", "maxSequences": "max_sequences", "cacheMemory": "cache_memory"}
-_CHOICES = {"task": TASKS, "dtype": ("auto", "fp32", "fp16", "bf16"), "engine": ("auto", "transformers", "vllm")}
-
-
-def read_huggingface(value: Any) -> tuple[HuggingFaceConfig | None, str | None]:
-    """As `configkeys` reads a key: the value, or None and the reason why it cannot be used."""
-    if not isinstance(value, dict):
-        return None, "it must be a mapping such as {task: text-classification, dtype: bf16}"
-    read: dict[str, Any] = {}
-    for name, given in value.items():
-        if name not in _KEYS:
-            return None, f"{name} is not a known key{_meant(str(name), _KEYS)}; the known keys are {', '.join(_KEYS)}"
-        chosen = ALIASES.get(given, given) if name == "task" and isinstance(given, str) else given
-        if name in _CHOICES and not (isinstance(chosen, str) and family(chosen) in _CHOICES[name]):
-            return None, f"{name} must be one of {', '.join(_CHOICES[name])}{_meant(str(given), _CHOICES[name])}"
-        if name == "maxSequences" and not (type(chosen) is int and 0 < chosen < 1 << 20):
-            return None, "maxSequences must be a whole number, 1 or more"
-        if name == "cacheMemory":
-            try:
-                chosen = where_text(parse_bytes)(given)
-            except ValueError:
-                chosen = None
-            if type(chosen) is not int or chosen < 1:
-                return None, "cacheMemory must be a number of bytes, or a size such as 4GiB"
-        read[_KEYS[name]] = chosen
-    return HuggingFaceConfig(**read), None
 
 
 def is_huggingface(path: Path) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Generic, NamedTuple, TypeVar
 
 BYTES = 1 << 60
-ValueT = TypeVar("ValueT")
+ValueT = TypeVar("ValueT", bound="int | None")
 
 
 class ModelLimit(NamedTuple):
@@ -29,7 +29,10 @@ class ModelLimit(NamedTuple):
 
 
 def row(*args: Any, **options: Any) -> Any:
-    return field(default=None, metadata={"limit": ModelLimit(*args, **options)})
+    limit = ModelLimit(*args, **options)
+    # The keys of `metadata` but the first are options of pydantic's `Field`, for `ModelConfig`.
+    bounds = {} if limit.choices else {"ge": limit.own_minimum or limit.minimum, "lt": limit.below}
+    return field(default=None, metadata={"limit": limit, "alias": limit.key, "strict": True, **bounds})
 
 
 @dataclass(frozen=True, kw_only=True)

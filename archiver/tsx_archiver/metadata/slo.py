@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 PERCENTILES = {"p50": "p50_ms", "p90": "p90_ms", "p95": "p95_ms", "p99": "p99_ms", "p99.9": "p999_ms", "mean": "mean_ms", "max": "max_ms"}
 STREAM_TIMES = ("ttft", "tpot")  # what stands before a percentile, of answers that are event streams
@@ -123,11 +123,3 @@ def latency_target(text: str) -> LatencyTarget:
 def checked_target(value: str) -> str:
     """The same text, if it is a target. Raises ValueError."""
     return latency_target(value).text
-
-
-def read_target(value: Any) -> tuple[str | None, str | None]:
-    """As `configkeys` reads a key: the value, or the reason why it cannot be used."""
-    try:
-        return (checked_target(value), None) if isinstance(value, str) else (None, "it must be a string, such as p99<50ms")
-    except ValueError as error:
-        return None, str(error)

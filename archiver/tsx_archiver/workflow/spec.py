@@ -9,8 +9,10 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pydantic.dataclasses import dataclass as checked_dataclass
+
 from tsx_archiver.errors import InvalidConfig
-from tsx_archiver.metadata.configkeys import ConfigKey, whole
+from tsx_archiver.metadata.keys import KEBAB_KEYS, Count, Positive, keys_of, read_keys
 from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.names import is_model_name, shown
 
@@ -18,14 +20,6 @@ Edges: TypeAlias = Mapping[str, tuple[str, ...]]  # for each node, in the order 
 MOST_NODES = 256  # each is at least one process
 JOINT = "__"  # a node's model is called WORKFLOW__NODE
 
-KEYS = (
-    ConfigKey("min-workers", "min_workers", whole(1)),
-    ConfigKey("max-workers", "max_workers", whole(1)),
-    ConfigKey("batch-size", "batch_size", whole(1)),
-    ConfigKey("max-batch-delay", "max_batch_delay", whole(0)),
-    ConfigKey("retry-attempts", "retry_attempts", whole(0)),
-    ConfigKey("timeout-ms", "timeout_ms", whole(1)),
-)
 URL = "url"
 
 
@@ -37,16 +31,19 @@ class CycleInSpec(InvalidSpec):
     """The graph of the workflow has a cycle."""
 
 
-@dataclass(frozen=True)
+@checked_dataclass(frozen=True, config=KEBAB_KEYS)
 class NodeSettings:
     """Settings in the specification for one node's model, or for all; None if not set."""
 
-    min_workers: int | None = None
-    max_workers: int | None = None
-    batch_size: int | None = None
-    max_batch_delay: int | None = None  # ms
-    retry_attempts: int | None = None  # further attempts after the first
-    timeout_ms: int | None = None  # of one attempt
+    min_workers: Positive | None = None
+    max_workers: Positive | None = None
+    batch_size: Positive | None = None
+    max_batch_delay: Count | None = None  # ms
+    retry_attempts: Count | None = None  # further attempts after the first
+    timeout_ms: Positive | None = None  # of one attempt
+
+
+NO_SETTINGS = NodeSettings()
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class WorkflowSpec:
 
     nodes: Mapping[str, Node]
     edges: Edges
-    settings: NodeSettings = NodeSettings()  # what holds for every model that says nothing of its own
+    settings: NodeSettings = NO_SETTINGS  # what holds for every model that says nothing of its own
     problems: tuple[str, ...] = ()
     parents: Mapping[str, tuple[str, ...]] = field(init=False)
     leaves: tuple[str, ...] = field(init=False)
@@ -112,9 +109,9 @@ def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node
         raise InvalidSpec(
             f"{source}: models holds {_kind(data)}, not one model for each key. Write models: and, below it, NAME: and url: FILE.mar"
         )
-    names = [key.name for key in KEYS]
-    shared = {key: value for key, value in data.items() if key in names or not isinstance(value, dict)}
-    settings = _settings(shared, "models.", problems)
+    known = keys_of(NodeSettings)
+    shared = {key: value for key, value in data.items() if key in known or not isinstance(value, dict)}
+    settings = _settings(shared, "models", problems)
     nodes = {}
     for name, own in data.items():
         if name in shared:
@@ -123,24 +120,15 @@ def _models(data: Any, source: str, problems: list[str]) -> tuple[dict[str, Node
         if not isinstance(url, str) or not url:
             raise InvalidSpec(f"{source}: model {shown(str(name))} has no url. Name its archive: url: FILE.mar")
         rest = {key: value for key, value in own.items() if key != URL}
-        nodes[str(name)] = Node(str(name), url, _settings(rest, f"models.{name}.", problems, settings))
+        nodes[str(name)] = Node(str(name), url, _settings(rest, f"models.{name}", problems, settings))
     return nodes, settings
 
 
-def _settings(data: Mapping[Any, Any], under: str, problems: list[str], shared: NodeSettings = NodeSettings()) -> NodeSettings:
+def _settings(data: Mapping[Any, Any], under: str, problems: list[str], shared: NodeSettings = NO_SETTINGS) -> NodeSettings:
     """Those of `shared` where `data` has none that can be used."""
-    by_name = {key.name: key for key in KEYS}
-    values = {}
-    for name, value in data.items():
-        key = by_name.get(name) if isinstance(name, str) else None
-        if key is None:
-            near = difflib.get_close_matches(str(name).lower().replace("_", "-"), [*by_name, URL], n=1, cutoff=0.7)
-            problems.append(f"{under}{name} is not a known key" + (f"; did you mean {near[0]}?" if near else ""))
-        elif value is not None:
-            values[key.field], fault = key.read(value)
-            if fault:
-                problems.append(f"{under}{name}: {value!r} is invalid: {fault}")
-    return replace(shared, **{name: value for name, value in values.items() if value is not None})
+    settings, faults = read_keys(NodeSettings, data, under, others=(URL,), closed=True)
+    problems += faults
+    return replace(shared, **{name: value for name, value in vars(settings).items() if value is not None})
 
 
 def _edges(data: Any, source: str) -> dict[str, tuple[str, ...]]:

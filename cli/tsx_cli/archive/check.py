@@ -15,7 +15,7 @@ from tsx_archiver import open_archive
 from tsx_cli.common.client import error_text
 from tsx_cli.common.inputs import samples_in
 from tsx_runtime import wire
-from tsx_runtime.api.samples import example_of, sample_of
+from tsx_runtime.api.management.samples import example_of, sample_of
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.core.scheduling.job import WaitingJob

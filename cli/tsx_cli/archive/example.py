@@ -16,7 +16,7 @@ from tsx_cli.archive.model_file import DEFAULT_HANDLER
 from tsx_cli.common.client import error_text
 from tsx_cli.common.curl import curl
 from tsx_cli.common.failure import CliError
-from tsx_runtime.core.placement.devices import gpu_count
+from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.core.registry.registry import open_model
 from tsx_runtime.errors import BadRequest, InvalidModel, LoadFailed, LoadOutOfMemory, TsxError
 from tsx_runtime.settings.schema import Settings

@@ -40,7 +40,7 @@ from tsx_cli.optimize.report import write_report
 from tsx_cli.optimize.results import FormResult, OptimizeResults
 from tsx_cli.optimize.run import Optimization
 from tsx_cli.optimize.write_back import BuiltForm, digest_of, keep_forms, measured_of
-from tsx_runtime.core.placement.devices import gpu_count
+from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.class_names import read_class_names
 

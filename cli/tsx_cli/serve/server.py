@@ -23,7 +23,7 @@ from tsx_cli.archive.source import SourceKind, classify
 from tsx_cli.common.failure import CliError, UsageError, for_all
 from tsx_cli.common.output import one_line
 from tsx_cli.serve.startup_page import overwrite, progress_line, show
-from tsx_runtime.core.placement.devices import gpu_count
+from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.errors import Conflict
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings

@@ -11,7 +11,7 @@ from tsx_archiver import describe_model_file
 from tsx_cli.archive.model_file import kind_in_words, kind_of_directory
 from tsx_cli.common.curl import curl
 from tsx_cli.common.output import human, one_line, print_table
-from tsx_runtime.api.samples import SampleInput, has_example, sample_of
+from tsx_runtime.api.management.samples import SampleInput, has_example, sample_of
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.settings.addresses import parse_address
 from tsx_runtime.settings.schema import Settings

@@ -1,1 +1,1 @@
-"""Code that HTTP and gRPC share: authorization, limits, descriptions and schemas."""
+"""Rules that HTTP's lanes and gRPC obey: URLs, headers, bodies, errors, authorization, limits, descriptions."""

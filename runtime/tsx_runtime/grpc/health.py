@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Collection
 import grpc
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from tsx_runtime.api.describe import not_ready
+from tsx_runtime.api.management.describe import not_ready
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import ModelNotFound, ModelVersionNotFound
 from tsx_runtime.grpc.admission import Admission, Admissions

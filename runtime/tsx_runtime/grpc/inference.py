@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from google.protobuf.empty_pb2 import Empty
 
-from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.describe import is_healthy
+from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.headers import Pair
-from tsx_runtime.api.schemas import Health
+from tsx_runtime.api.management.describe import is_healthy
+from tsx_runtime.api.management.schemas import Health
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, Route
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound, TsxError

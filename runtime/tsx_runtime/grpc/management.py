@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.describe import PAGE
-from tsx_runtime.api.management_service import ManagementService
-from tsx_runtime.api.parameters import parameters_of
-from tsx_runtime.api.schemas import RegisterParameters, ScaleParameters, dump_json
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.management.describe import PAGE
+from tsx_runtime.api.management.schemas import RegisterParameters, ScaleParameters, dump_json, parameters_of
+from tsx_runtime.api.management.service import ManagementService
 from tsx_runtime.errors import BadRequest, ModelNotFound, ModelVersionNotFound
 from tsx_runtime.grpc.admission import Admissions
 from tsx_runtime.grpc.calls import Context

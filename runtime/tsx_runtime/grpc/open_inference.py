@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
-from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.describe import not_ready
+from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.headers import Pair
-from tsx_runtime.api.schemas import ServerMetadata
+from tsx_runtime.api.management.describe import not_ready
+from tsx_runtime.api.management.schemas import ServerMetadata
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry

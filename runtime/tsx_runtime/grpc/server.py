@@ -11,11 +11,11 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2 import ServerReflectionRequest, ServerReflectionResponse
 
+from tsx_runtime.api.access.auth import Guard, Guards, build_guards, without_browsers
+from tsx_runtime.api.access.client_limits import client_limits
+from tsx_runtime.api.access.tokens import Keys
 from tsx_runtime.api.access_log import access_log
-from tsx_runtime.api.auth import Guard, Guards, build_guards, without_browsers
-from tsx_runtime.api.client_limits import client_limits
-from tsx_runtime.api.management_service import ManagementService
-from tsx_runtime.api.tokens import Keys
+from tsx_runtime.api.management.service import ManagementService
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.admission import Admission, Admissions

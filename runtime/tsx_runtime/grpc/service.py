@@ -12,9 +12,9 @@ from urllib.parse import unquote
 
 import grpc
 
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.access.client_limits import ClientLimits
 from tsx_runtime.api.access_log import AccessLog
-from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.client_limits import ClientLimits
 from tsx_runtime.api.headers import check_distinct
 from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
 from tsx_runtime.errors import InvalidToken, TooManyRequests, TsxError

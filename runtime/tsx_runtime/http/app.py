@@ -10,12 +10,32 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.routing import APIRoute
 
-from tsx_runtime.api.access_log import access_log
-from tsx_runtime.api.auth import Guard, build_guards
-from tsx_runtime.api.client_limits import HOLD, Caller, ClientLimits, calling, client_limits
+from tsx_runtime.api import errors
+from tsx_runtime.api.access.auth import Guard, build_guards
+from tsx_runtime.api.access.client_limits import HOLD, Caller, ClientLimits, calling, client_limits
+from tsx_runtime.api.access.origins import adding, check_one_host, cors_headers, is_preflight
+from tsx_runtime.api.access.tokens import Keys, build_keys
+from tsx_runtime.api.access_log import LoggedResponse, access_log
+from tsx_runtime.api.errors import NOT_FOUND
 from tsx_runtime.api.headers import NO_CACHE, check_distinct
-from tsx_runtime.api.origins import check_one_host
-from tsx_runtime.api.tokens import Keys, build_keys
+from tsx_runtime.api.likely_paths import LikelyPaths
+from tsx_runtime.api.messages import (
+    COUNTED,
+    MAX_HEADERS,
+    MAX_MANAGEMENT_BODY,
+    ClientGone,
+    CountedBytes,
+    Message,
+    PlatformHook,
+    Receive,
+    Scope,
+    Send,
+    raw_path,
+    request_id_of,
+    send_whole,
+)
+from tsx_runtime.api.tracing import traced
+from tsx_runtime.api.urls import RESERVED_PATHS, check_query, runs_model, without_empty
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.time_series import TimeSeries
@@ -45,28 +65,6 @@ from tsx_runtime.http.routes import plugins as plugged
 from tsx_runtime.http.routes import workflows as workflow_routes
 from tsx_runtime.http.routes.jobs import precomputed, queue
 from tsx_runtime.http.routes.plugins import check_paths
-from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.access_log import LoggedResponse
-from tsx_runtime.http.semantics.cors import adding, cors_headers, is_preflight
-from tsx_runtime.http.semantics.errors import NOT_FOUND
-from tsx_runtime.http.semantics.likely_paths import LikelyPaths
-from tsx_runtime.http.semantics.messages import (
-    COUNTED,
-    MAX_HEADERS,
-    MAX_MANAGEMENT_BODY,
-    ClientGone,
-    CountedBytes,
-    Message,
-    PlatformHook,
-    Receive,
-    Scope,
-    Send,
-    raw_path,
-    request_id_of,
-    send_whole,
-)
-from tsx_runtime.http.semantics.tracing import traced
-from tsx_runtime.http.semantics.urls import RESERVED_PATHS, check_query, runs_model, without_empty
 from tsx_runtime.http.ui import api_page
 from tsx_runtime.http.ui import routes as ui
 from tsx_runtime.http.ui.routes import PREDICT, Playground, PlaygroundJobs

@@ -20,10 +20,10 @@ from websockets.protocol import State
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from tsx_runtime.api.messages import CLIENT_LEFT, CountedBytes, Message, Receive, Scope, Send
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.errors import BadRequest, NoRoom
 from tsx_runtime.http.connection_clock import Timeouts
-from tsx_runtime.http.semantics.messages import CLIENT_LEFT, CountedBytes, Message, Receive, Scope, Send
 from tsx_runtime.http.turns import LARGE, Turns
 
 if TYPE_CHECKING:

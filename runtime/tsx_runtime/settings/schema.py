@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from tsx_archiver import Limits, default_cache
-from tsx_archiver.metadata.caching import CacheConfig, read_cache
 from tsx_archiver.metadata.model_limits import LIMITS
+from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_archiver.metadata.slo import checked_target
 from tsx_archiver.quantities import parse_bytes, parse_seconds, parse_share, where_text
 from tsx_archiver.storage.cache import DAY, CacheLimits
@@ -124,19 +124,9 @@ SloText = Annotated[str, AfterValidator(checked_target), Accepts("one percentile
 Networks = Annotated[list[str], AfterValidator(_check_networks), Accepts("addresses and networks, such as 10.0.0.7 or 10.0.0.0/8")]
 
 
-def _cache(value: Any) -> CacheConfig:
-    """Of a table of TOML; as text, it is JSON."""
-    if isinstance(value, CacheConfig):
-        return value
-    found, fault = read_cache(json.loads(value) if isinstance(value, str) else value)
-    if found is None:
-        raise ValueError(fault)
-    return found
-
-
 Cache = Annotated[
     CacheConfig,
-    BeforeValidator(_cache),
+    BeforeValidator(where_text(json.loads)),
     Accepts('a table such as {size = "64MiB", ttl = "60s", key = ["x-user"]}; size = 0 for none'),
 ]
 

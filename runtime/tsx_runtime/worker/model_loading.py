@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from tsx_archiver import parse_model_config
 from tsx_archiver.errors import CannotPack
 from tsx_archiver.metadata.huggingface import DIRECTORY, GENERATION_HANDLER, HANDLER, check_references, external_code
 from tsx_runtime.wire import SEQUENCE_HEADERS, LoadOrder
@@ -139,6 +138,8 @@ def _enveloped(entry: LoadedHandler, envelope: str, coroutines: Coroutines) -> L
 def warm_up_model(model: ServedModel, order: LoadOrder) -> None:
     if not model.context.model_yaml_config.get("warmup"):
         return
+    from tsx_archiver import parse_model_config  # here: it imports pydantic
+
     config, _ = parse_model_config(model.context.model_yaml_config)  # its errors were reported at registration
     warm_up(model, config, Path(order["model_dir"]), order["batch_size"], SEQUENCE_HEADERS if order["stateful"] else None)
 

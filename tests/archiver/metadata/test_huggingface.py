@@ -12,7 +12,6 @@ from tsx_archiver import parse_model_config
 from tsx_archiver.errors import CannotPack
 from tsx_archiver.metadata.huggingface import (
     TASKS,
-    HuggingFaceConfig,
     Pretrained,
     check_references,
     external_code,
@@ -20,6 +19,7 @@ from tsx_archiver.metadata.huggingface import (
     is_huggingface,
     needed_files,
 )
+from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_archiver.pretrained import pretrained_spec
 
 TOKENIZER = {"tokenizer.json": "{}"}
@@ -246,21 +246,21 @@ def test_the_block_of_the_configuration_is_read() -> None:
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
-        (3, "it must be a mapping such as"),
+        (3, "it must be a mapping of keys to values"),
         (
             {"dtpe": "bf16"},
-            r"dtpe is not a known key \(did you mean dtype\?\); the known keys are task, dtype, engine, maxSequences, cacheMemory",
+            "huggingface.dtpe is not a known key; did you mean huggingface.dtype",
         ),
-        ({"dtype": "int4"}, "dtype must be one of auto, fp32, fp16, bf16"),
-        ({"dtype": []}, "dtype must be one of"),
-        ({"task": "generation"}, "task must be one of"),
-        ({"maxSequences": 0}, "maxSequences must be a whole number"),
-        ({"cacheMemory": "much"}, "cacheMemory must be a number of bytes"),
-        ({"cacheMemory": True}, "cacheMemory must be a number of bytes"),
+        ({"dtype": "int4"}, "dtype: 'int4' is invalid: it must be 'auto', 'fp32', 'fp16' or 'bf16'"),
+        ({"dtype": []}, r"dtype: \[\] is invalid"),
+        ({"task": "generation"}, r"There is no task 'generation' \(did you mean text-generation\?\)"),
+        ({"maxSequences": 0}, "maxSequences: 0 is invalid: it must be greater than or equal to 1"),
+        ({"cacheMemory": "much"}, "cacheMemory: 'much' is invalid: it must be a number of bytes"),
+        ({"cacheMemory": True}, "cacheMemory: True is invalid: it must be a valid integer"),
     ],
 )
 def test_what_the_block_cannot_mean_is_refused_with_the_reason(value: Any, fault: str) -> None:
     config, (problem,) = parse_model_config({"huggingface": value})
     assert config.huggingface is None
     with pytest.raises(AssertionError, match=fault):
-        raise AssertionError(problem.text)
+        raise AssertionError(problem)

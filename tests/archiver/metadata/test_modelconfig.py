@@ -10,9 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import InvalidConfig, ModelConfig, WarmUp, load_model_config, parse_model_config
-from tsx_archiver.metadata.caching import CacheConfig
-from tsx_archiver.metadata.configkeys import KEYS, TORCHRUN_KEYS
-from tsx_archiver.metadata.modelconfig import TorchRun
+from tsx_archiver.metadata.modelconfig import CacheConfig, TorchRun
 from tsx_archiver.metadata.safeyaml import MAX_BYTES, load_yaml
 
 EVERY_KEY = """
@@ -79,30 +77,27 @@ def test_every_key_of_the_table_is_read_without_a_problem() -> None:
     assert config.torchrun == TorchRun(1, 2, "c10d", "x:1", "a", 5, 0, 1)
     assert config.cache == CacheConfig(1 << 20, 600.0, ("x-user",))
     assert config.raw["handler"] == {"profile": True}
-
-
-def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
-    assert {key.field for key in KEYS} == {item.name for item in dataclasses.fields(ModelConfig)} - {"raw"}
-    assert {key.field for key in TORCHRUN_KEYS} == {item.name for item in dataclasses.fields(TorchRun)}
+    assert dataclasses.replace(config) == config
+    assert dataclasses.replace(ModelConfig(), use_venv=True) == ModelConfig(use_venv=True)
 
 
 @pytest.mark.parametrize(
     ("line", "field", "words"),
     [
         ("batchSize: '8'", "batch_size", "batchSize: '8'"),
-        ("batchSize: 0", "batch_size", "1 or more"),
-        ("batchSize: true", "batch_size", "whole number"),
+        ("batchSize: 0", "batch_size", "greater than or equal to 1"),
+        ("batchSize: true", "batch_size", "a valid integer"),
         ("maxBatchDelay: 1.5", "max_batch_delay", "1.5"),
-        ("jobQueueSize: 99999999999", "job_queue_size", "whole number"),
-        ("deviceType: neuron", "device_type", "cpu or gpu"),
-        ("precision: int8", "precision", "fp32 or fp16 or bf16"),
-        ("forms: [OpenVINO]", "forms", "a list of names of forms"),
-        ("deviceIds: 0", "device_ids", r"\[0, 1\]"),
-        ("deviceIds: [a]", "device_ids", r"\[0, 1\]"),
+        ("jobQueueSize: 99999999999", "job_queue_size", "less than 2147483648"),
+        ("deviceType: neuron", "device_type", "'cpu', 'gpu'"),
+        ("precision: int8", "precision", "'fp32', 'fp16' or 'bf16'"),
+        ("forms: [OpenVINO]", "forms", "forms: 'OpenVINO' is invalid: it must match pattern"),
+        ("deviceIds: 0", "device_ids", "it must be a list"),
+        ("deviceIds: [a]", "device_ids", "deviceIds: 'a' is invalid: it must be a valid integer"),
         ("useJobTicket: 'yes'", "use_job_ticket", "true or false"),
-        ("batchPolicy: 3", "batch_policy", "it must be a string"),
-        ("scaleToZero: soon", "scale_to_zero", "it must be a number of seconds, or a time such as 30s, 10m or 2h"),
-        ("scaleToZero: true", "scale_to_zero", "it must be a number of seconds, or a time such as 30s, 10m or 2h"),
+        ("batchPolicy: 3", "batch_policy", "it must be a valid string"),
+        ("scaleToZero: soon", "scale_to_zero", "it must be a number of seconds, or a string such as 30m"),
+        ("scaleToZero: true", "scale_to_zero", "it must be a valid number"),
         ("torchrun: 4", "torchrun", "mapping of keys"),
         ("torchrun: {nnodes: x}", "batch_size", "torchrun.nnodes"),
         ("warmup: 3", "warmup", "must be a list"),
@@ -110,33 +105,33 @@ def test_the_table_and_the_dataclasses_have_the_same_fields() -> None:
         ("warmup: [a, {count: 2}]", "batch_size", r"warmup\[2\].file is missing"),
         ("warmup: [3]", "batch_size", r"warmup\[1\]: 3 is invalid"),
         ("warmup: [{file: a, count: 0}]", "batch_size", r"warmup\[1\].count"),
-        ("warmup: [{file: a, headers: [x]}]", "batch_size", "it must be a mapping of names to values, such as"),
-        ("init_args: {since: 2024-01-01}", "init_args", "numbers, strings"),
-        ("init_args: {deep: [{data: !!binary aGk=}]}", "init_args", "numbers, strings"),
-        ("init_args: {a-b: 1}", "init_args", "argument names"),
-        ("torchrun: {rdzv-backend: 1}", "batch_size", "it must be a string"),
-        ("batchBuckets: 4", "batch_buckets", r"such as \[1, 2, 4, 8\]"),
-        ("batchBuckets: [0, 1]", "batch_buckets", "list of numbers of requests"),
-        ("cache: 64MiB", "cache", r"a mapping such as \{size: 64MiB, ttl: 60s"),
-        ("cache: {sise: 1MB}", "cache", "sise is not a known key; the known keys are size, ttl, key"),
-        ("cache: {size: much}", "cache", "size must be a number of bytes such as 64MiB"),
-        ("cache: {size: 1.5}", "cache", "size must be"),
-        ("cache: {ttl: 0}", "cache", "ttl a time greater than 0"),
-        ("cache: {size: true}", "cache", "size must be"),
-        ("cache: {key: [x user]}", "cache", "key must be names of headers"),
+        ("warmup: [{file: a, headers: [x]}]", "batch_size", "it must be a mapping of keys to values"),
+        ("init_args: {since: 2024-01-01}", "init_args", "a number, a string"),
+        ("init_args: {deep: [{data: !!binary aGk=}]}", "init_args", "b'hi' is invalid: it must be a number, a string"),
+        ("init_args: {a-b: 1}", "init_args", "'a-b' is invalid: it must be the name of an argument"),
+        ("torchrun: {rdzv-backend: 1}", "batch_size", "torchrun.rdzv-backend: 1 is invalid: it must be a valid string"),
+        ("batchBuckets: 4", "batch_buckets", "it must be a list"),
+        ("batchBuckets: [0, 1]", "batch_buckets", "greater than or equal to 1"),
+        ("cache: 64MiB", "cache", "it must be a mapping of keys to values"),
+        ("cache: {sise: 1MB}", "cache", "cache.sise is not a known key; the known keys are size, ttl, key"),
+        ("cache: {size: much}", "cache", "cache.size: 'much' is invalid: it must be a number of bytes"),
+        ("cache: {size: 1.5}", "cache", "cache.size: 1.5 is invalid"),
+        ("cache: {ttl: 0}", "cache", "cache.ttl: 0 is invalid: it must be greater than 0"),
+        ("cache: {size: true}", "cache", "cache.size: True is invalid"),
+        ("cache: {key: [x user]}", "cache", "cache.key: 'x user' is invalid: it must match pattern"),
     ],
 )
 def test_a_wrong_value_is_a_problem_and_counts_as_absent(line: str, field: str, words: str) -> None:
     config, problems = parse_model_config(yaml.safe_load(line))
     assert getattr(config, field) is None
-    assert [problem.kind for problem in problems] == ["value"]
-    assert re.search(words, str(problems[0]))
+    assert len(problems) == 1
+    assert re.search(words, problems[0])
 
 
 def test_a_key_of_a_warm_up_that_is_not_known_is_named_with_the_nearest() -> None:
     config, problems = parse_model_config({"warmup": ["a.png", {"file": "./b.bin", "contenttype": "image/png", "weight": 1}]})
     assert config.warmup == (WarmUp("a.png"), WarmUp("b.bin"))
-    assert [str(problem) for problem in problems] == [
+    assert problems == [
         "warmup[2].contenttype is not a known key; did you mean warmup[2].contentType?",
         "warmup[2].weight is not a known key; the known keys are file, contentType, headers, count, strict",
     ]
@@ -154,13 +149,12 @@ def test_a_key_of_a_warm_up_that_is_not_known_is_named_with_the_nearest() -> Non
 )
 def test_a_key_near_a_known_one_is_named(key: str, meant: str) -> None:
     _, problems = parse_model_config({key: 1})
-    assert [(problem.kind, problem.key) for problem in problems] == [("near-miss", key)]
-    assert f"did you mean {meant}?" in problems[0].text
+    assert problems == [f"{key} is not a known key; did you mean {meant}?"]
 
 
 def test_a_key_near_a_known_one_is_named_inside_torchrun() -> None:
     _, problems = parse_model_config({"torchrun": {"nproc_per_node": 2}})
-    assert "did you mean torchrun.nproc-per-node?" in problems[0].text
+    assert "did you mean torchrun.nproc-per-node?" in problems[0]
 
 
 @pytest.mark.parametrize("key", ["model_name", "tokenizer", "threshold", "timeout", "labels", 5, "pt2", "micro_batching"])
@@ -169,7 +163,7 @@ def test_keys_of_the_handler_are_left_alone(key: object) -> None:
 
 
 def test_fewer_workers_at_most_than_at_least_is_a_problem() -> None:
-    assert "less than minWorkers" in parse_model_config({"minWorkers": 3, "maxWorkers": 1})[1][0].text
+    assert "less than minWorkers" in parse_model_config({"minWorkers": 3, "maxWorkers": 1})[1][0]
 
 
 def test_an_empty_file_is_an_empty_configuration(tmp_path: Path) -> None:
@@ -182,7 +176,7 @@ def test_an_empty_file_is_an_empty_configuration(tmp_path: Path) -> None:
 )
 def test_no_document_makes_it_raise(data: object) -> None:
     config, problems = parse_model_config(data)
-    assert all(problem.text for problem in problems)
+    assert all(problems)
     assert config.raw == (data if isinstance(data, dict) else {})
 
 

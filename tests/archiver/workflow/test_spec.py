@@ -59,10 +59,14 @@ def test_one_successor_may_be_written_without_brackets() -> None:
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ("batch-size: two", "models.batch-size: 'two' is invalid: it must be a whole number, 1 or more"),
-        ("timeout-ms: 0", "models.timeout-ms: 0 is invalid: it must be a whole number, 1 or more"),
-        ("min_workers: 2", "models.min_workers is not a known key; did you mean min-workers?"),
-        ("comment: hello", "models.comment is not a known key"),
+        ("batch-size: two", "models.batch-size: 'two' is invalid: it must be a valid integer"),
+        ("timeout-ms: 0", "models.timeout-ms: 0 is invalid: it must be greater than or equal to 1"),
+        ("min_workers: 2", "models.min_workers is not a known key; did you mean models.min-workers?"),
+        (
+            "comment: hello",
+            "models.comment is not a known key; the known keys are "
+            "min-workers, max-workers, batch-size, max-batch-delay, retry-attempts, timeout-ms",
+        ),
         ("m2: {url: b.mar}", "model m2 is not used in the dag, so it is not loaded"),
     ],
 )

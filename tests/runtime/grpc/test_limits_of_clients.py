@@ -8,9 +8,9 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2
 
-from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.client_limits import ClientLimits
-from tsx_runtime.api.tokens import BearerToken
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.access.client_limits import ClientLimits
+from tsx_runtime.api.access.tokens import BearerToken
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.grpc.admission import Admission, Admissions
 from tsx_runtime.grpc.service import Ledger, Service

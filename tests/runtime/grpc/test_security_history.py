@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
 from tests.runtime.grpc.conftest import TIMEOUT
 from tests.support.clients.hostile_http2 import END_HEADERS, HEADERS, HostileConnection, call_headers, frame
 from tests.support.models import make_model
-from tsx_runtime.api.tokens import BearerToken, Keys
+from tsx_runtime.api.access.tokens import BearerToken, Keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.grpc.inference import NAME as INFERENCE
 from tsx_runtime.grpc.management import NAME as MANAGEMENT

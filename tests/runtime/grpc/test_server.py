@@ -20,7 +20,7 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.runtime.grpc.conftest import TIMEOUT, Client, connected
 from tests.support.certificates import Pair, make_certificate
 from tests.support.servers import FREE_GRPC_PORTS, FREE_PORTS, Running, serving, started
-from tsx_runtime.api.auth import required_tokens
+from tsx_runtime.api.access.auth import required_tokens
 from tsx_runtime.errors import SettingError
 from tsx_runtime.grpc.server import options
 from tsx_runtime.settings.schema import Settings

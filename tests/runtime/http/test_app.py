@@ -8,8 +8,8 @@ import logging
 import httpx
 import pytest
 
+from tsx_runtime.api.urls import RESERVED_PATHS
 from tsx_runtime.http.app import ServerApp, build_apps
-from tsx_runtime.http.semantics.urls import RESERVED_PATHS
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import ROLES, Settings
 

@@ -14,10 +14,10 @@ import pytest
 
 from tests.support import forked
 from tsx_runtime.api.headers import Pair
+from tsx_runtime.api.messages import Message, Receive, Scope, Send
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import StoreUnavailable
 from tsx_runtime.http.asgi_lane.idempotency import Idempotency, has_key, keyed_request
-from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send
 from tsx_runtime.jobs import keyed_runs
 from tsx_runtime.jobs.keyed_runs import KeyedRuns
 from tsx_runtime.jobs.sqlite import SqliteStore

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.api.priority import PRIORITY, TIMEOUT, deadline, priority_and_timeout
+from tsx_runtime.api.request_options import PRIORITY, TIMEOUT, deadline, priority_and_timeout
 from tsx_runtime.errors import BadRequest
 
 LANES = {"fast": b"Content-Length: 1\r\n\r\nx", "framework": b"Transfer-Encoding: chunked\r\n\r\n1\r\nx\r\n0\r\n\r\n"}

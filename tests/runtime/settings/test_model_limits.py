@@ -9,7 +9,7 @@ import pytest
 
 from tsx_archiver import ModelConfig, parse_model_config
 from tsx_archiver.metadata.model_limits import CHANGEABLE, LIMITS, SAVED, ModelLimits
-from tsx_runtime.api.schemas import DescribedModel, RegisterParameters, ScaleParameters
+from tsx_runtime.api.management.schemas import DescribedModel, RegisterParameters, ScaleParameters
 from tsx_runtime.core.models.plan import RegisterOrder, plan, with_own_settings
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings

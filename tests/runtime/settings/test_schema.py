@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from tsx_archiver import inspect_archive
 from tsx_archiver.errors import ArchiveTooLarge
-from tsx_archiver.metadata.caching import CacheConfig
+from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.sources import accepted, find_config, load_settings

@@ -32,7 +32,7 @@ from tsx_cli.bench.search.verdict import conclude
 from tsx_cli.bench.storage.journal import Journal
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.output import milliseconds, rounded
-from tsx_runtime.core.placement.devices import gpu_count
+from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.shared.cores import cpu_count
 
 BEYOND = 1.5  # times the tightest bound: the time of a batch beyond which larger ones are not timed

@@ -25,7 +25,7 @@ from tsx_cli.bench.model.results import Round
 from tsx_cli.bench.workload.protocols import GRPC
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.server_address import distrust
-from tsx_runtime.core.placement.file_limits import raise_limit
+from tsx_runtime.core.placement.hardware import raise_limit
 
 TOLD_EVERY = 5  # slots
 OTHER_FILES = 64

@@ -27,7 +27,7 @@ from tsx_runtime.core.isolation.hidden_credentials import DEFAULTS, hidden_varia
 from tsx_runtime.core.models.handlers import handler_of
 from tsx_runtime.core.models.load_order import envelope_of, load_order
 from tsx_runtime.core.models.plan import RegisterOrder, plan
-from tsx_runtime.core.placement.devices import gpu_count
+from tsx_runtime.core.placement.hardware import gpu_count
 from tsx_runtime.core.placement.placement import Machine, placement_of
 from tsx_runtime.core.workers.launch import Launch, launch_of
 from tsx_runtime.errors import BadRequest

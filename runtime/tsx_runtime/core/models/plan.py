@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tsx_archiver import ModelConfig
-from tsx_archiver.metadata.caching import CacheConfig
 from tsx_archiver.metadata.huggingface import HANDLER
 from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
+from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_archiver.metadata.slo import latency_target
 from tsx_runtime import wire
-from tsx_runtime.core.placement.devices import candidates, gpus_for
-from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
+from tsx_runtime.core.placement.placement import Parallel, candidates, gpus_for, parallel_of
 from tsx_runtime.core.scheduling.dispatcher import Bounds
 from tsx_runtime.core.scheduling.queue import NEVER, BatchLimits
 from tsx_runtime.core.scheduling.strategies import MOST_AT_ONCE, Strategy, strategy

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from hashlib import sha256
 from typing import NamedTuple
 
-from tsx_archiver.metadata.caching import CacheConfig
+from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_runtime import wire
 from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
 from tsx_runtime.core.isolation.hidden_credentials import USERS

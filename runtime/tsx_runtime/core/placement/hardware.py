@@ -1,8 +1,10 @@
-"""Describes this machine's hardware, in words and as a fingerprint: figures measured on other hardware may not apply."""
+"""This machine: its processor and GPUs, found without torch, and how many files a process may have open."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import platform
 import subprocess
 import sys
@@ -10,14 +12,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from tsx_runtime.core.placement.devices import gpu_count
 from tsx_runtime.shared.cores import cpu_count
 
 _CPUINFO = Path("/proc/cpuinfo")
 _NVIDIA = Path("/proc/driver/nvidia/gpus")
+FEW_FILES = 4096  # each connection takes one, each worker four
+MOST_FILES = 1 << 20  # where the system sets no bound
+
+logger = logging.getLogger("tsx.descriptors")
 
 
 class Hardware(NamedTuple):
+    """What figures of speed depend on: those of other hardware may not apply."""
+
     cpu: str
     cores: int  # that this process may use
     gpus: tuple[str, ...]
@@ -40,6 +47,50 @@ def describe(cpu: str, cores: int, gpus: tuple[str, ...] = ()) -> str:
 def hardware() -> Hardware:
     """Of this machine, as it was when it was first asked for."""
     return Hardware(_cpu(), cpu_count(), _gpus(_NVIDIA, gpu_count()))
+
+
+def gpu_count() -> int:
+    """CUDA devices that are visible: `CUDA_VISIBLE_DEVICES` where it is set, else what the NVIDIA driver, or AMD's, lists."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        visible = os.environ.get(variable)
+        if visible is not None:
+            return len(visible_names(visible))
+    return len(list(_NVIDIA.iterdir())) if _NVIDIA.is_dir() else _amd_count(Path("/sys/class/kfd/kfd/topology/nodes"))
+
+
+def has_mps() -> bool:
+    """Whether this is a machine whose one GPU torch names mps. A model has to ask for it: not all that runs on a CPU runs there."""
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
+def visible_names(value: str) -> list[str]:
+    """Return the devices that a CUDA_VISIBLE_DEVICES names: the list ends at the first entry that names none."""
+    named = []
+    for entry in value.split(","):
+        if not entry.strip() or entry.strip().startswith("-"):
+            break
+        named.append(entry.strip())
+    return named
+
+
+def raise_limit() -> int | None:
+    """Raise the soft limit to the hard one. What it was, for programs that are not made for so many; None where there is no such thing."""
+    if sys.platform == "win32":
+        return None
+    import resource  # here, because Windows has none
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (OSError, ValueError) as error:  # macOS has a further limit of its own
+            logger.warning("the limit of %d open files stays as it is: %s", soft, error)
+            wanted = soft
+    if wanted < FEW_FILES:
+        text = "at most %d files and connections can be open at once; for more clients raise the limit (`ulimit -Hn`, LimitNOFILE=)"
+        logger.warning(text, wanted)
+    return soft
 
 
 def _cpu() -> str:
@@ -66,3 +117,15 @@ def _gpus(driver: Path, count: int) -> tuple[str, ...]:
     except OSError:
         pass
     return tuple(names[:count]) + ("GPU",) * max(0, count - len(names))
+
+
+def _amd_count(nodes: Path) -> int:
+    """Nodes of AMD's compute driver that have SIMD units; the others are processors."""
+    count = 0
+    for properties in nodes.glob("*/properties"):
+        try:
+            fields = dict(line.split(maxsplit=1) for line in properties.read_text().splitlines() if " " in line)
+        except OSError:  # not for this user
+            continue
+        count += int(fields.get("simd_count", "0")) > 0
+    return count

@@ -21,9 +21,8 @@ from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import RegisterOrder, VersionPlan
 from tsx_runtime.core.models.resources import ServerResources
 from tsx_runtime.core.persistence import StateStore, state_directory
-from tsx_runtime.core.placement.core_sharing import CoreSharing
-from tsx_runtime.core.placement.devices import gpu_count, least_used
-from tsx_runtime.core.placement.placement import machine
+from tsx_runtime.core.placement.hardware import gpu_count
+from tsx_runtime.core.placement.placement import CoreSharing, least_used, machine
 from tsx_runtime.core.recording.manager import RecordingManager
 from tsx_runtime.core.registry.downloads import Downloads
 from tsx_runtime.core.registry.model_table import ModelTable

@@ -11,7 +11,7 @@ import tsx_archiver
 import tsx_runtime
 from tsx_runtime.core.environments.venvs import ModelEnvironment
 from tsx_runtime.core.isolation.config import Sandbox
-from tsx_runtime.core.placement.parallelism import Parallel
+from tsx_runtime.core.placement.placement import Parallel
 from tsx_runtime.shared.safe_path import CLEAN
 
 # The new interpreter has to find this installation, and nothing by accident.

@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from tsx_runtime.api.auth import Guard
+from tsx_runtime.api import errors
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.access_log import ENDED
 from tsx_runtime.api.headers import Pair, answer_headers, stored_headers
-from tsx_runtime.errors import BadRequest, Conflict, TsxError
-from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.access_log import ENDED
-from tsx_runtime.http.semantics.deferred import IDEMPOTENCY_KEY, JOB_SIZE, parse_preference
-from tsx_runtime.http.semantics.messages import (
+from tsx_runtime.api.messages import (
     ClientGone,
     Message,
     Receive,
@@ -33,6 +31,8 @@ from tsx_runtime.http.semantics.messages import (
     send_whole,
     while_client_waits,
 )
+from tsx_runtime.api.request_options import IDEMPOTENCY_KEY, JOB_SIZE, parse_preference
+from tsx_runtime.errors import BadRequest, Conflict, TsxError
 from tsx_runtime.jobs.keyed_runs import IDEMPOTENCY, KeyedRequest, KeyedRuns
 from tsx_runtime.jobs.store import AnswerKey, StoredAnswer
 from tsx_runtime.metrics.response_counts import ResponseCounts

@@ -16,17 +16,11 @@ import time
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.client_limits import calling
+from tsx_runtime.api import errors
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.access.client_limits import calling
 from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, answer_headers, shown_headers, stored_headers
-from tsx_runtime.api.priority import priority_and_timeout
-from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
-from tsx_runtime.http.asgi_lane.idempotency import KEYED, REQUEST_ID
-from tsx_runtime.http.asgi_lane.predictions import read_request
-from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.deferred import CALLBACK, JOB_SIZE, Preference, callback_of, parse_preference
-from tsx_runtime.http.semantics.messages import (
+from tsx_runtime.api.messages import (
     ClientGone,
     Receive,
     Scope,
@@ -37,6 +31,11 @@ from tsx_runtime.http.semantics.messages import (
     send_whole,
     while_client_waits,
 )
+from tsx_runtime.api.request_options import CALLBACK, JOB_SIZE, Preference, callback_of, parse_preference, priority_and_timeout
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.errors import Conflict, JobGone, JobNotFound, MethodNotAllowed, TsxError
+from tsx_runtime.http.asgi_lane.idempotency import KEYED, REQUEST_ID
+from tsx_runtime.http.asgi_lane.predictions import read_request
 from tsx_runtime.jobs.keyed_runs import KeyedRequest
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import JobRecord, NewJob, StoredAnswer, StoredRequest

@@ -16,19 +16,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tsx_runtime import wire
-from tsx_runtime.api.auth import Guard
+from tsx_runtime.api import errors, openai
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.access_log import BROKEN, ENDED, SERVED
 from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, answer_headers, check_status, handler_headers
-from tsx_runtime.api.priority import deadline, priority_and_timeout
-from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
-from tsx_runtime.core.telemetry.tracing import current
-from tsx_runtime.core.traffic.splitter import HEADER
-from tsx_runtime.errors import ClientLeft, MethodNotAllowed, TsxError
-from tsx_runtime.http.semantics import errors, openai
-from tsx_runtime.http.semantics.access_log import BROKEN, ENDED, SERVED
-from tsx_runtime.http.semantics.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, request_id_of, rest_of, send_whole
-from tsx_runtime.http.semantics.server_timing import TIMED, TimedJob, parse_timing_request
-from tsx_runtime.http.semantics.urls import (
+from tsx_runtime.api.messages import ClientGone, Receive, Scope, Send, as_sent, read_body, request_id_of, rest_of, send_whole
+from tsx_runtime.api.request_options import deadline, priority_and_timeout
+from tsx_runtime.api.server_timing import TIMED, TimedJob, parse_timing_request
+from tsx_runtime.api.urls import (
     Target,
     field_counter,
     find_target,
@@ -38,6 +33,11 @@ from tsx_runtime.http.semantics.urls import (
     with_headers,
     with_model,
 )
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
+from tsx_runtime.core.telemetry.tracing import current
+from tsx_runtime.core.traffic.splitter import HEADER
+from tsx_runtime.errors import ClientLeft, MethodNotAllowed, TsxError
 from tsx_runtime.metrics.response_counts import ResponseCounts
 
 logger = logging.getLogger("tsx.http")

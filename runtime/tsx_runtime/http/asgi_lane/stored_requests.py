@@ -7,14 +7,14 @@ import time
 from collections.abc import Awaitable, Callable
 
 from tsx_runtime import wire
+from tsx_runtime.api import errors
 from tsx_runtime.api.headers import check_status, handler_headers, header_pairs
+from tsx_runtime.api.urls import find_target, resolve, with_headers
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.core.traffic.splitter import HEADER
 from tsx_runtime.errors import DeadlinePassed, TsxError, Unavailable
-from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.urls import find_target, resolve, with_headers
 from tsx_runtime.jobs.service import Jobs, make_store
 from tsx_runtime.jobs.store import JobRecord, JobTarget, StoredAnswer, StoredRequest
 from tsx_runtime.settings.schema import Settings

@@ -15,15 +15,15 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from tsx_runtime.api import errors
+from tsx_runtime.api.access_log import ENDED
 from tsx_runtime.api.headers import NO_CACHE, Pair
+from tsx_runtime.api.messages import CLIENT_LEFT, HEADER_NAMES, Message, Receive, Scope, Send, as_sent, request_id_of
+from tsx_runtime.api.urls import find_target, resolve, runs_model
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.asgi_lane.idempotency import App
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.asgi_lane.workflow_predictions import runs_workflow
-from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.access_log import ENDED
-from tsx_runtime.http.semantics.messages import CLIENT_LEFT, HEADER_NAMES, Message, Receive, Scope, Send, as_sent, request_id_of
-from tsx_runtime.http.semantics.urls import find_target, resolve, runs_model
 
 TOKEN = b"tsx.token."
 JSON_BRACKETS = (("{", "}"), ("[", "]"))

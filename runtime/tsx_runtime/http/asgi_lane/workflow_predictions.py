@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from tsx_runtime.api.auth import Guard
+from tsx_runtime.api import errors
+from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.api.headers import answer_headers, check_status, handler_headers, shown_headers
-from tsx_runtime.api.priority import deadline, priority_and_timeout
-from tsx_runtime.errors import ResourceNotFound, TsxError
-from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.messages import (
+from tsx_runtime.api.messages import (
     ClientGone,
     Receive,
     Scope,
@@ -22,6 +20,8 @@ from tsx_runtime.http.semantics.messages import (
     send_whole,
     while_client_waits,
 )
+from tsx_runtime.api.request_options import deadline, priority_and_timeout
+from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.workflows.manager import Workflows
 from tsx_runtime.workflows.node import WorkflowRequest

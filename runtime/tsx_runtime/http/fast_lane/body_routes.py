@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol, cast
 
+from tsx_runtime.api.urls import Target, resolve, with_model
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import ClientJob, Headers, Route
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http.semantics.urls import Target, resolve, with_model
 from tsx_runtime.wire import header_block
 
 

@@ -11,9 +11,9 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tsx_runtime.api.headers import new_request_id
+from tsx_runtime.api.messages import HEADER_NAMES
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
-from tsx_runtime.http.semantics.messages import HEADER_NAMES
 
 SHOWN = 64  # bytes of what is not HTTP that are looked at
 METHODS = (b"GET", b"POST", b"PUT", b"DELETE", b"PATCH", b"HEAD", b"OPTIONS")

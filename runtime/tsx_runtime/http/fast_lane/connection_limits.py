@@ -18,14 +18,14 @@ import asyncio
 import enum
 from typing import TYPE_CHECKING, Any, cast
 
+from tsx_runtime.api.errors import form_of_meta
 from tsx_runtime.api.headers import new_request_id
+from tsx_runtime.api.messages import MAX_HEADERS
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import HeadTooLarge, NoRoom, SlowRequest, TsxError
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.lane import LaneApp, lane_of
 from tsx_runtime.http.fast_lane.pipelining import FRAMING_PER_BYTE, PipeliningProtocol
-from tsx_runtime.http.semantics.errors import form_of_meta
-from tsx_runtime.http.semantics.messages import MAX_HEADERS
 from tsx_runtime.http.turns import LARGE
 from tsx_runtime.wire import Buffer
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
+from tsx_runtime.api import errors
 from tsx_runtime.api.headers import new_request_id
+from tsx_runtime.api.server_timing import TimingRequest, timing_header
 from tsx_runtime.core.scheduling.channel import SMALL
 from tsx_runtime.core.scheduling.job import Flow, Job
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.fast_lane.heads import Head
 from tsx_runtime.http.fast_lane.response_heads import CLOSE
-from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.server_timing import TimingRequest, timing_header
 from tsx_runtime.wire import JSON_HEADER, Body, Buffer
 
 if TYPE_CHECKING:

@@ -16,20 +16,19 @@ from urllib.parse import unquote
 import httptools
 
 from tsx_runtime import wire
-from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.access.origins import names_one_host
+from tsx_runtime.api.errors import as_openai, for_openai, form_of_path
 from tsx_runtime.api.headers import Pair, clashing_names
-from tsx_runtime.api.origins import names_one_host
-from tsx_runtime.api.priority import priority_and_timeout
+from tsx_runtime.api.messages import LONGEST_NUMBER, MAX_HEADERS, PlatformHook
+from tsx_runtime.api.request_options import is_stored, priority_and_timeout
+from tsx_runtime.api.server_timing import TimingRequest, parse_timing_request
+from tsx_runtime.api.urls import Target, find_target, is_form, resolve, with_headers
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import ClientJob, Headers, Route
 from tsx_runtime.core.telemetry.tracing import Parent, parent_of
 from tsx_runtime.errors import ResourceNotFound, TsxError
 from tsx_runtime.http.fast_lane.body_routes import BodyRoute
-from tsx_runtime.http.semantics.deferred import is_stored
-from tsx_runtime.http.semantics.errors import as_openai, for_openai, form_of_path
-from tsx_runtime.http.semantics.messages import LONGEST_NUMBER, MAX_HEADERS, PlatformHook
-from tsx_runtime.http.semantics.server_timing import TimingRequest, parse_timing_request
-from tsx_runtime.http.semantics.urls import Target, find_target, is_form, resolve, with_headers
 from tsx_runtime.wire import OPENAI_META, V2_META
 
 

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.access.client_limits import ClientLimits
 from tsx_runtime.api.access_log import AccessLog
-from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.client_limits import ClientLimits
 from tsx_runtime.api.headers import Pair
+from tsx_runtime.api.messages import PlatformHook
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.byte_budget import ByteBudget
 from tsx_runtime.core.telemetry.tracing import Tracer
@@ -17,7 +18,6 @@ from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.http.connection_clock import Clock, TimedConnection, Timeouts
 from tsx_runtime.http.fast_lane.heads import Heads
 from tsx_runtime.http.fast_lane.response_heads import ResponseHeadCache
-from tsx_runtime.http.semantics.messages import PlatformHook
 from tsx_runtime.http.turns import Turns
 from tsx_runtime.metrics.response_counts import ResponseCounts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from tsx_runtime.api.client_limits import HOLD, Client, ClientLimits
+from tsx_runtime.api.access.client_limits import HOLD, Client, ClientLimits
 from tsx_runtime.core.scheduling.job import Route
 from tsx_runtime.errors import InvalidToken, TooManyRequests
 from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute

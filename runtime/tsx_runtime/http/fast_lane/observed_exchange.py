@@ -8,14 +8,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
+from tsx_runtime.api.access_log import BROKEN, LEFT
+from tsx_runtime.api.server_timing import TIMED
+from tsx_runtime.api.tracing import describe
 from tsx_runtime.core.telemetry.batch_times import Batch
 from tsx_runtime.core.telemetry.tracing import JobTrace, OpenSpan
 from tsx_runtime.errors import TsxError, is_failure
 from tsx_runtime.http.fast_lane.exchange import Connection, Exchange
 from tsx_runtime.http.fast_lane.heads import Head
-from tsx_runtime.http.semantics.access_log import BROKEN, LEFT
-from tsx_runtime.http.semantics.server_timing import TIMED
-from tsx_runtime.http.semantics.tracing import describe
 from tsx_runtime.wire import Body, Buffer
 
 if TYPE_CHECKING:

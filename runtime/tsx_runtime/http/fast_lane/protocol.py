@@ -19,7 +19,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from tsx_runtime.api.priority import deadline
+from tsx_runtime.api.messages import MOST_PIECES
+from tsx_runtime.api.request_options import deadline
 from tsx_runtime.core.scheduling.byte_budget import UNCOUNTED
 from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.http.fast_lane.connection_limits import ANSWER, BETWEEN, BODY, HEAD, REFUSED, UVICORN, LimitedConnection
@@ -27,7 +28,6 @@ from tsx_runtime.http.fast_lane.exchange import Exchange
 from tsx_runtime.http.fast_lane.heads import Head, RefusalRoute, cannot_be_head
 from tsx_runtime.http.fast_lane.observed_exchange import new_exchange_of
 from tsx_runtime.http.fast_lane.pipelining import END
-from tsx_runtime.http.semantics.messages import MOST_PIECES
 from tsx_runtime.http.turns import LARGE
 from tsx_runtime.wire import COPIED, Body, Buffer, Parts
 

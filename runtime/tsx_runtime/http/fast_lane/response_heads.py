@@ -7,10 +7,10 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from tsx_runtime.api import errors
+from tsx_runtime.api.access.origins import missing
 from tsx_runtime.api.headers import Pair, answer_headers, check_status, handler_headers
 from tsx_runtime.errors import TsxError
-from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.cors import missing
 from tsx_runtime.wire import JSON_HEADER
 
 if TYPE_CHECKING:

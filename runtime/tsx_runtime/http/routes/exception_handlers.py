@@ -10,11 +10,11 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from tsx_runtime.api.errors import UNEXPECTED, fault
 from tsx_runtime.api.headers import NO_CACHE
-from tsx_runtime.api.parameters import from_validation
+from tsx_runtime.api.management.schemas import from_validation
+from tsx_runtime.api.messages import Message, Receive, Scope, Send, send_last
 from tsx_runtime.errors import BadRequest, MethodNotAllowed, TsxError
-from tsx_runtime.http.semantics.errors import UNEXPECTED, fault
-from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, send_last
 
 
 class EarlyResponse(Response):

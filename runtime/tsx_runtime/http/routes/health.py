@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from fastapi import APIRouter, Response
 
-from tsx_runtime.api.describe import is_given_up, is_healthy, not_ready
-from tsx_runtime.api.schemas import Health, Readiness
+from tsx_runtime.api.management.describe import is_given_up, is_healthy, not_ready
+from tsx_runtime.api.management.schemas import Health, Readiness
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes.responses import json_answer
 

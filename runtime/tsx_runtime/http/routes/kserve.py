@@ -11,16 +11,16 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tsx_runtime.api.describe import not_ready
-from tsx_runtime.api.samples import example_of, input_of, sample_of, tensors_of
-from tsx_runtime.api.schemas import ServerMetadata
+from tsx_runtime.api.management.describe import not_ready
+from tsx_runtime.api.management.samples import example_of, input_of, sample_of, tensors_of
+from tsx_runtime.api.management.schemas import ServerMetadata
+from tsx_runtime.api.openai import split_name
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import ModelNotFound, SampleNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName, VersionName
 from tsx_runtime.http.routes.responses import json_answer
-from tsx_runtime.http.semantics.openai import split_name
 
 OpenAIName = Annotated[str, Path(description="a registered model: NAME[:VERSION-or-LABEL][/ADAPTER]", examples=["digits"])]
 HEALTH = frozenset({"/v2/health/live", "/v2/health/ready"})  # these need no token: probes call them, and they name no model

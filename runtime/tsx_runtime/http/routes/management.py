@@ -6,11 +6,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from tsx_runtime.api.describe import PAGE
-from tsx_runtime.api.management_service import ManagementService
-from tsx_runtime.api.parameters import parameters_of
-from tsx_runtime.api.schemas import DescribedModels, Flag, ModelList, RegisterParameters, ScaleParameters, Status
-from tsx_runtime.api.tokens import Keys
+from tsx_runtime.api.access.tokens import Keys
+from tsx_runtime.api.management.describe import PAGE
+from tsx_runtime.api.management.schemas import DescribedModels, Flag, ModelList, RegisterParameters, ScaleParameters, Status, parameters_of
+from tsx_runtime.api.management.service import ManagementService
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.responses import json_answer, read_given

@@ -8,8 +8,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tsx_runtime.api import priority
-from tsx_runtime.api.schemas import ErrorBody
+from tsx_runtime.api import request_options
+from tsx_runtime.api.management.schemas import ErrorBody
 from tsx_runtime.version import __version__
 
 _ERROR = {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorBody"}}}
@@ -39,12 +39,12 @@ _URGENCY = [
     }
     for name, description, least, most in (
         (
-            priority.PRIORITY,
+            request_options.PRIORITY,
             "of the waiting requests, the one with the highest priority is served first; 0 if not given",
-            -priority.MOST_URGENT,
-            priority.MOST_URGENT,
+            -request_options.MOST_URGENT,
+            request_options.MOST_URGENT,
         ),
-        (priority.TIMEOUT, "milliseconds that the client will wait for the answer", 1, priority.LONGEST),
+        (request_options.TIMEOUT, "milliseconds that the client will wait for the answer", 1, request_options.LONGEST),
     )
 ]
 

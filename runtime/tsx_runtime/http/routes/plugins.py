@@ -11,12 +11,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from tsx_runtime.api.headers import is_header
+from tsx_runtime.api.messages import read_body
+from tsx_runtime.api.urls import RESERVED_PATHS, runs_model
 from tsx_runtime.core.concurrency.daemon_threads import DaemonThreads
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import SettingError, TsxError, Unavailable
-from tsx_runtime.http.semantics.messages import read_body
-from tsx_runtime.http.semantics.urls import RESERVED_PATHS, runs_model
 from tsx_runtime.plugins import Endpoint, EndpointRequest, EndpointResponse, ModelFacts
 from tsx_runtime.settings.schema import SECRETS, Settings
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tsx_runtime.api.parameters import parameters_of
+from tsx_runtime.api.management.schemas import parameters_of
 from tsx_runtime.core.recording.recorder import RecordingConfig
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.routes import openapi

@@ -8,10 +8,10 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from tsx_archiver import load_json
-from tsx_runtime.api.management_service import MOST_VALUES
-from tsx_runtime.api.schemas import dump_json
+from tsx_runtime.api.management.schemas import dump_json
+from tsx_runtime.api.management.service import MOST_VALUES
+from tsx_runtime.api.messages import read_body
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
-from tsx_runtime.http.semantics.messages import read_body
 
 
 async def read_given(request: Request, limit: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from tsx_runtime.api.schemas import Flag
+from tsx_runtime.api.management.schemas import Flag
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.traffic.manager import TrafficState, UndoPoint

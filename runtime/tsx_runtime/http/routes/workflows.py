@@ -7,9 +7,8 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
-from tsx_runtime.api.describe import PAGE, page_of
-from tsx_runtime.api.parameters import parameters_of
-from tsx_runtime.api.schemas import Camel, Flag, Status
+from tsx_runtime.api.management.describe import PAGE, page_of
+from tsx_runtime.api.management.schemas import Camel, Flag, Status, parameters_of
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.responses import json_answer, read_given
 from tsx_runtime.workflows.manager import Workflow, WorkflowOrder, Workflows

@@ -16,17 +16,17 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from tsx_runtime.api import samples
-from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.describe import memory_of
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.errors import NOT_FOUND
+from tsx_runtime.api.management import samples
+from tsx_runtime.api.management.describe import memory_of
+from tsx_runtime.api.messages import Receive, Scope, Send, without_headers
 from tsx_runtime.core.isolation.hidden_credentials import HEADERS as CREDENTIALS
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed, ResourceNotFound
 from tsx_runtime.http.asgi_lane.jobs import JobRoutes
 from tsx_runtime.http.asgi_lane.predictions import Predictions
-from tsx_runtime.http.semantics.errors import NOT_FOUND
-from tsx_runtime.http.semantics.messages import Receive, Scope, Send, without_headers
 from tsx_runtime.http.ui import state as uistate
 from tsx_runtime.metrics.exposition import Families
 

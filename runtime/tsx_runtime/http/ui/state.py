@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 
 from tsx_archiver import ARCHIVE_SUFFIXES
-from tsx_runtime.api.describe import Memory, describe_cache, describe_slo, limits_now
-from tsx_runtime.api.samples import MOST_LISTED, input_of
+from tsx_runtime.api.management.describe import Memory, describe_cache, describe_slo, limits_now
+from tsx_runtime.api.management.samples import MOST_LISTED, input_of
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.error_log import ErrorLog, LoggedError

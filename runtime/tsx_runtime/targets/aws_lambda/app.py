@@ -8,13 +8,13 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from tsx_runtime.api.auth import build_guards
-from tsx_runtime.api.tokens import build_keys
+from tsx_runtime.api.access.auth import build_guards
+from tsx_runtime.api.access.tokens import build_keys
+from tsx_runtime.api.messages import Receive, Scope, Send
+from tsx_runtime.api.request_options import IDEMPOTENCY_KEY
+from tsx_runtime.api.urls import runs_model
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.asgi_lane.predictions import Predictions
-from tsx_runtime.http.semantics.deferred import IDEMPOTENCY_KEY
-from tsx_runtime.http.semantics.messages import Receive, Scope, Send
-from tsx_runtime.http.semantics.urls import runs_model
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import Settings
 

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from tsx_runtime import wire
 from tsx_runtime.api.headers import check_distinct, handler_headers, is_header, new_request_id, shown_headers
+from tsx_runtime.api.urls import Target, resolve
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import BadRequest, TsxError
-from tsx_runtime.http.semantics.urls import Target, resolve
 from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.targets.aws_lambda import events as events
 from tsx_runtime.targets.aws_lambda.environment import is_place

@@ -10,11 +10,11 @@ from typing import Any, cast
 from mangum import Mangum
 from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
 
+from tsx_runtime.api import errors
 from tsx_runtime.api.headers import new_request_id
+from tsx_runtime.api.messages import Message, Receive, Scope, Send, send_whole
+from tsx_runtime.api.urls import runs_model
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, TsxError, Unavailable
-from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.messages import Message, Receive, Scope, Send, send_whole
-from tsx_runtime.http.semantics.urls import runs_model
 from tsx_runtime.shared.content_types import looks_like
 from tsx_runtime.targets.aws_lambda.environment import LARGEST
 from tsx_runtime.targets.aws_lambda.events import UnknownEvent

@@ -80,7 +80,7 @@ def _archive(directory: Path, script: Path, code: Path, env: Mapping[str, str], 
         refuse_foreign_link(directory / CONFIG, directory, directory)
         model["configFile"] = CONFIG
         config, found = load_model_config(directory / CONFIG)
-        problems = [f"{CONFIG}: {problem.text}" for problem in found]
+        problems = [f"{CONFIG}: {problem}" for problem in found]
     layout = {"code": os.path.relpath(code, directory), "program": str(script.relative_to(code)) if script.is_file() else ""}
     return OpenArchive(directory, directory.absolute(), Manifest({"model": model, "sagemaker": layout}, name), config, problems)
 

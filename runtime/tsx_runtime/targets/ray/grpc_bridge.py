@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 
-from tsx_runtime.api.tokens import build_keys
+from tsx_runtime.api.access.tokens import build_keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import TsxError
 from tsx_runtime.metrics.response_counts import ResponseCounts

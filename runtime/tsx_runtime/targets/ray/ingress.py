@@ -19,11 +19,9 @@ from ray.exceptions import NodeDiedError, ObjectLostError, RayActorError, RayTas
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from tsx_runtime.api.errors import error_event, fault
 from tsx_runtime.api.headers import Pair
-from tsx_runtime.core.scheduling.byte_budget import ByteBudget
-from tsx_runtime.errors import TsxError, Unavailable
-from tsx_runtime.http.semantics.errors import error_event, fault
-from tsx_runtime.http.semantics.messages import (
+from tsx_runtime.api.messages import (
     COUNTED,
     REQUEST_ID,
     ClientGone,
@@ -37,8 +35,10 @@ from tsx_runtime.http.semantics.messages import (
     rest_of,
     send_whole,
 )
-from tsx_runtime.http.semantics.openai import split_name
-from tsx_runtime.http.semantics.urls import find_target, is_form, model_in_body, model_in_form
+from tsx_runtime.api.openai import split_name
+from tsx_runtime.api.urls import find_target, is_form, model_in_body, model_in_form
+from tsx_runtime.core.scheduling.byte_budget import ByteBudget
+from tsx_runtime.errors import TsxError, Unavailable
 from tsx_runtime.targets.ray.config import MODEL, Routing
 from tsx_runtime.targets.ray.grpc_bridge import RUNS_MODEL, GrpcAnswer, model_of, refused
 

@@ -17,7 +17,9 @@ from ray.serve.metrics import Gauge
 
 from tsx_archiver import ArchiveError
 from tsx_archiver.storage.private_directory import temporary_place
-from tsx_runtime.api.describe import is_given_up
+from tsx_runtime.api.errors import fault
+from tsx_runtime.api.management.describe import is_given_up
+from tsx_runtime.api.messages import Message, Scope, request_id_of, send_whole
 from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.elastic.decision import LOOK
@@ -25,8 +27,6 @@ from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import InvalidModel, TsxError
 from tsx_runtime.http.app import build_apps
-from tsx_runtime.http.semantics.errors import fault
-from tsx_runtime.http.semantics.messages import Message, Scope, request_id_of, send_whole
 from tsx_runtime.metrics.collection import reader
 from tsx_runtime.metrics.gpu import gpu_processes
 from tsx_runtime.metrics.torchserve_log import feed_once, metric_tasks

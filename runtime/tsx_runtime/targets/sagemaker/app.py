@@ -17,17 +17,10 @@ from weakref import WeakKeyDictionary
 from fastapi import Request
 
 from tsx_runtime import wire
-from tsx_runtime.api.describe import is_given_up
+from tsx_runtime.api import errors
 from tsx_runtime.api.headers import JSON, NO_CACHE, Pair, handler_headers, new_request_id, shown_headers
-from tsx_runtime.api.priority import deadline, priority_and_timeout
-from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.registry.registry import Registry
-from tsx_runtime.core.scheduling.job import Route, WaitingJob
-from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
-from tsx_runtime.http.app import ServerApp
-from tsx_runtime.http.routes.responses import read_object
-from tsx_runtime.http.semantics import errors
-from tsx_runtime.http.semantics.messages import (
+from tsx_runtime.api.management.describe import is_given_up
+from tsx_runtime.api.messages import (
     MAX_MANAGEMENT_BODY,
     ClientGone,
     Receive,
@@ -39,7 +32,14 @@ from tsx_runtime.http.semantics.messages import (
     rest_of,
     send_whole,
 )
-from tsx_runtime.http.semantics.urls import Target, check_query, find_target, resolve
+from tsx_runtime.api.request_options import deadline, priority_and_timeout
+from tsx_runtime.api.urls import Target, check_query, find_target, resolve
+from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.scheduling.job import Route, WaitingJob
+from tsx_runtime.errors import BadRequest, InvalidModel, MethodNotAllowed, ResourceNotFound, TsxError, error_body
+from tsx_runtime.http.app import ServerApp
+from tsx_runtime.http.routes.responses import read_object
 from tsx_runtime.targets.sagemaker import rows
 from tsx_runtime.targets.sagemaker.batch_transform import (
     ROWS,
@@ -72,7 +72,7 @@ TOLD = b"x-amzn-sagemaker-"  # prefix of the answer headers that SageMaker passe
 
 
 class SageMakerApp:
-    """One model, which loads while SageMaker sends health checks. See `http.semantics.messages.Platform`."""
+    """One model, which loads while SageMaker sends health checks. See `api.messages.Platform`."""
 
     def __init__(
         self, environment: SageMakerSettings, registry: Registry, app: ServerApp, takes_lines: Callable[[ModelVersion], bool]

@@ -14,10 +14,10 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from tsx_runtime.api.messages import ClientGone, Receive
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import TsxError, Unavailable, read_error
-from tsx_runtime.http.semantics.messages import ClientGone, Receive
 from tsx_runtime.shared.content_types import best_type, looks_like
 from tsx_runtime.targets.sagemaker import rows
 from tsx_runtime.wire import content_type_of

@@ -7,7 +7,7 @@ import logging
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from tsx_runtime.api.tokens import Keys
+from tsx_runtime.api.access.tokens import Keys
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.addresses import Address

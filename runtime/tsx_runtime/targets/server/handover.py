@@ -30,7 +30,7 @@ from pathlib import Path
 
 from tsx_archiver.storage.atomic_file import whole_file
 from tsx_archiver.storage.private_directory import check_file, private_directory
-from tsx_runtime.api.tokens import HandedTokens
+from tsx_runtime.api.access.tokens import HandedTokens
 from tsx_runtime.core.persistence import state_directory
 from tsx_runtime.errors import SettingError
 from tsx_runtime.settings.addresses import parse_address

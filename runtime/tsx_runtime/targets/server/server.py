@@ -17,20 +17,20 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.api.auth import required_tokens
-from tsx_runtime.api.tokens import Keys, made_up_tokens, start_keys
+from tsx_runtime.api.access.auth import required_tokens
+from tsx_runtime.api.access.tokens import Keys, made_up_tokens, start_keys
+from tsx_runtime.api.messages import PlatformHook
 from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.elastic.decision import LOOK
 from tsx_runtime.core.models.model import ModelVersion
-from tsx_runtime.core.placement.file_limits import raise_limit
+from tsx_runtime.core.placement.hardware import raise_limit
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.telemetry.metricsconfig import read_metrics_config
 from tsx_runtime.core.telemetry.time_series import TimeSeries
 from tsx_runtime.errors import TsxError
 from tsx_runtime.http.app import ServerApp, build_apps
 from tsx_runtime.http.asgi_lane.stored_requests import make_jobs
-from tsx_runtime.http.semantics.messages import PlatformHook
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.metrics.gpu import gpu_processes
 from tsx_runtime.metrics.torchserve_log import metric_tasks

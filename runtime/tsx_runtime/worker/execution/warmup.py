@@ -11,8 +11,8 @@ import mimetypes
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tsx_archiver import ModelConfig, WarmUp
 from tsx_runtime import wire
 from tsx_runtime.recordings import SUFFIX, NotARecording, read
 from tsx_runtime.wire import Buffer, Item
@@ -21,6 +21,9 @@ from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.execution import async_handlers, continuous
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch
 from tsx_runtime.worker.handler_api.loader import own_file
+
+if TYPE_CHECKING:
+    from tsx_archiver import ModelConfig, WarmUp
 
 MOST = 100  # requests of a recording, where no `count` says more
 

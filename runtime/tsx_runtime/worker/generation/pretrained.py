@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tsx_archiver.metadata.huggingface import ADAPTERS, CONFIG, DIRECTORY, MANIFEST_KEY, HuggingFaceConfig, read_huggingface
+from tsx_archiver.metadata.huggingface import ADAPTERS, CONFIG, DIRECTORY, MANIFEST_KEY
+from tsx_archiver.metadata.modelconfig import HuggingFaceConfig, parse_model_config
 from tsx_runtime.worker.exceptions import LoadError, in_words
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -47,9 +48,10 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
     directory = Path(properties["model_dir"]) / DIRECTORY
     if not (directory / CONFIG).is_file():
         raise LoadError(f"The archive has no {DIRECTORY}/{CONFIG}. Pack the model's directory with `tsx archive DIRECTORY`.")
-    config, problem = read_huggingface(context.model_yaml_config.get(MANIFEST_KEY) or {})
-    if config is None:
-        raise LoadError(f"{MANIFEST_KEY} in model-config.yaml cannot be used: {problem}.")
+    settings, problems = parse_model_config({MANIFEST_KEY: context.model_yaml_config.get(MANIFEST_KEY)})
+    if problems:
+        raise LoadError(f"{MANIFEST_KEY} in model-config.yaml cannot be used: {'; '.join(problems)}.")
+    config = settings.huggingface or HuggingFaceConfig()
     precision = str(context.model_yaml_config.get("precision") or "auto").lower() if config.dtype == "auto" else config.dtype
     if precision not in DTYPES:
         raise LoadError(f"precision in model-config.yaml is {precision!r}. Set one of {', '.join(DTYPES)}.")

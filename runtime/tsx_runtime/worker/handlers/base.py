@@ -14,9 +14,7 @@ from typing import Any
 
 import torch
 
-from tsx_archiver import parse_model_config
 from tsx_archiver.metadata.compile_settings import wants_ahead
-from tsx_archiver.metadata.configkeys import plain_arguments
 from tsx_archiver.storage.private_directory import private_directory, temporary_place
 from tsx_runtime.shared.example_requests import ExampleInput, example_body, printing_command
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors
@@ -173,10 +171,14 @@ class BaseHandler:
 
     def _init_args(self) -> dict[str, Any]:
         value = self.context.model_yaml_config.get("init_args") if self.context is not None else None
-        arguments, fault = (None, None) if value is None else plain_arguments(value)
-        if fault:
-            raise LoadError(f"init_args in model-config.yaml cannot be used: {fault}")
-        return arguments or {}
+        if value is None:
+            return {}
+        from tsx_archiver import parse_model_config  # here: it imports pydantic
+
+        config, problems = parse_model_config({"init_args": value})
+        if problems:
+            raise LoadError(f"model-config.yaml cannot be used: {problems[0]}")
+        return config.init_args or {}
 
     # The three steps
 
@@ -250,7 +252,11 @@ class BaseHandler:
     @functools.cached_property
     def _input_specs(self) -> tuple[InputSpec, ...]:
         """What the model takes, as far as it is known."""
-        shape = parse_model_config(self.context.model_yaml_config)[0].input_shape
+        shape = self.context.model_yaml_config.get("input_shape")
+        if shape is not None:
+            from tsx_archiver import parse_model_config  # here: it imports pydantic
+
+            shape = parse_model_config({"input_shape": shape})[0].input_shape
         return input_specs(self.model, shape, casts=self.precision is not None)
 
     @functools.cached_property

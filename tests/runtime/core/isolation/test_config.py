@@ -20,7 +20,7 @@ from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, serving
 from tsx_archiver import ArchiveSpec, write_archive
 from tsx_runtime import wire
-from tsx_runtime.api.describe import describe_version
+from tsx_runtime.api.management.describe import describe_version
 from tsx_runtime.core.isolation import config
 from tsx_runtime.core.isolation.config import Isolation, isolation_of, lacking
 from tsx_runtime.core.registry.registry import open_model

@@ -6,7 +6,7 @@ import pytest
 
 from tsx_archiver import parse_model_config
 from tsx_runtime.core.models.plan import RegisterOrder, addable, check_workers, plan, task_workers, with_own_settings
-from tsx_runtime.core.placement.devices import count_visible
+from tsx_runtime.core.placement.hardware import visible_names
 from tsx_runtime.core.traffic.routing import choose
 from tsx_runtime.errors import BadRequest, ModelVersionNotFound
 from tsx_runtime.settings.schema import ModelSettings, Settings
@@ -166,7 +166,7 @@ def test_a_registration_with_a_target_takes_no_knobs_of_the_settings_and_the_oth
 
 @pytest.mark.parametrize(("value", "count"), [("", 0), ("-1", 0), ("0", 1), ("0,1", 2), ("1,-1,2", 1), ("GPU-8f,GPU-9e", 2), ("0,,1", 1)])
 def test_visible_devices_are_counted_as_cuda_counts_them(value, count):
-    assert count_visible(value) == count
+    assert len(visible_names(value)) == count
 
 
 def test_the_default_version_answers_unless_one_is_asked_for():

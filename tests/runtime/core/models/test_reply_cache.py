@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.batches import BATCH
-from tsx_archiver.metadata.caching import CacheConfig
+from tsx_archiver.metadata.modelconfig import CacheConfig
 from tsx_runtime import wire
 from tsx_runtime.core.models.reply_cache import LONGEST, OVERHEAD, ReplyCache
 from tsx_runtime.core.scheduling.dispatcher import Dispatcher

@@ -10,11 +10,21 @@ from hypothesis import strategies as st
 
 from tsx_archiver import parse_model_config
 from tsx_runtime.core.models.plan import RegisterOrder, plan
-from tsx_runtime.core.placement import devices
+from tsx_runtime.core.placement import hardware, placement
 from tsx_runtime.core.placement.cpu_pinning import Cpu, Pinning
-from tsx_runtime.core.placement.devices import candidates, gpus_for, least_used, visible_devices
-from tsx_runtime.core.placement.parallelism import Parallel, parallel_of
-from tsx_runtime.core.placement.placement import Machine, machine, placement_of
+from tsx_runtime.core.placement.placement import (
+    IDLE,
+    CoreSharing,
+    Machine,
+    Parallel,
+    candidates,
+    gpus_for,
+    least_used,
+    machine,
+    parallel_of,
+    placement_of,
+    visible_devices,
+)
 from tsx_runtime.core.workers.launch import launch_of
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.settings.schema import Settings
@@ -69,7 +79,7 @@ def test_a_model_has_the_gpus_that_it_names_unless_they_are_not_there(caplog):
 
 def test_devices_that_only_torch_knows_are_given_to_who_asks_for_them_by_name(monkeypatch):
     assert (gpus_for(None, 0), gpus_for("gpu", 0), gpus_for("xpu", 0), gpus_for("cpu", 4), gpus_for("cuda", 4)) == (0, 0, 1, 0, 4)
-    monkeypatch.setattr(devices, "has_mps", lambda: True)
+    monkeypatch.setattr(placement, "has_mps", lambda: True)
     assert (gpus_for(None, 0), gpus_for("gpu", 0), gpus_for("mps", 0), gpus_for("cpu", 0)) == (0, 1, 1, 0)
 
 
@@ -85,7 +95,7 @@ def test_amds_devices_are_counted_by_their_driver(tmp_path):
     for node, simd in enumerate((0, 304, 304)):
         (tmp_path / str(node)).mkdir()
         (tmp_path / str(node) / "properties").write_text(f"cpu_cores_count 0\nsimd_count {simd}\n")
-    assert devices._amd_count(tmp_path) == 2
+    assert hardware._amd_count(tmp_path) == 2
 
 
 @pytest.mark.parametrize(
@@ -193,3 +203,46 @@ def test_a_model_over_several_gpus_starts_with_as_many_workers_as_fit():
 def test_a_number_of_cores_that_is_set_goes_before_those_of_the_machine():
     assert machine(False, "", {}, 3).cores == 3
     assert machine(False, "", {}).cores == cpu_count()
+
+
+class Worker:
+    def __init__(self, *, threads: int = 8, shares: bool = True) -> None:
+        self.answered, self.batches = 0, 0
+        self.threads, self.shares_cores = threads, shares
+
+    def set_threads(self, threads: int) -> None:
+        self.threads = threads
+
+
+def test_the_workers_at_work_share_what_configured_ones_leave() -> None:
+    now = 0.0
+    first, second, idle, fixed = Worker(), Worker(), Worker(), Worker(threads=3, shares=False)
+    workers = [first, second, idle, fixed]
+    sharing = CoreSharing(8, lambda: workers, lambda: now)
+
+    def after(seconds: float, *at_work: Worker) -> list[int]:
+        nonlocal now
+        now += seconds
+        for each in at_work:
+            each.answered += 1
+        sharing.share()
+        return [each.threads for each in workers]
+
+    assert after(1) == [8, 8, 8, 3]
+    assert after(1, first) == [8, 8, 8, 3]
+    assert after(1, first, second) == [4, 4, 8, 3]
+    assert after(1, first, second, fixed) == [2, 2, 8, 3]
+    second.batches = 1  # one long request
+    assert after(IDLE + 2, first) == [4, 4, 8, 3]
+    second.batches = 0
+    assert after(IDLE + 2, first) == [8, 4, 8, 3]
+    workers.remove(first)
+    assert after(1, second) == [8, 8, 3]
+
+
+def test_each_has_at_least_one_core() -> None:
+    workers = [Worker(), Worker(), Worker(), Worker(threads=4, shares=False)]
+    for each in workers:
+        each.batches = 1
+    CoreSharing(2, lambda: workers).share()
+    assert [each.threads for each in workers] == [1, 1, 1, 4]

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.support.clients.talker import HANDLER, TIMEOUT, ask, order, submit, talker, until, with_registry
-from tsx_runtime.api.describe import describe_version
+from tsx_runtime.api.management.describe import describe_version
 from tsx_runtime.core.workers.worker import WorkerState
 
 pytestmark = pytest.mark.usefixtures("processes")

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from uvicorn.server import ServerState
 
 from tests.runtime.conftest import RunningServer
-from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.tokens import BearerToken
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.access.tokens import BearerToken
 from tsx_runtime.core.isolation.hidden_credentials import HiddenHeaders
 from tsx_runtime.errors import InvalidToken, ModelNotFound, ResourceNotFound
 from tsx_runtime.http.app import ServerApp

@@ -17,7 +17,7 @@ from urllib.parse import urljoin
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.api import samples
+from tsx_runtime.api.management import samples
 from tsx_runtime.core.telemetry.error_log import ErrorLog
 from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.http.ui.routes import FOLDER, files

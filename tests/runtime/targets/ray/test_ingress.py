@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from tsx_runtime.http.semantics.messages import Message
+from tsx_runtime.api.messages import Message
 from tsx_runtime.targets.ray.grpc_bridge import GrpcAnswer
 from tsx_runtime.targets.ray.ingress import Handle, Ingress
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from tests.support.batches import BATCH
-from tsx_runtime.api.auth import Guard
-from tsx_runtime.api.tokens import BearerToken
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.api.access.tokens import BearerToken
+from tsx_runtime.api.messages import Message
 from tsx_runtime.core.scheduling.job import Route, WaitingJob
 from tsx_runtime.errors import InvalidToken
-from tsx_runtime.http.semantics.messages import Message
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.targets.sagemaker.app import MultiModel
 from tsx_runtime.targets.sagemaker.batch_transform import CSV, JSON_LINES, LineAnswer, LineFormat, accepted_form, answer_each

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver import ArchiveError
-from tsx_runtime.api.describe import is_given_up
+from tsx_runtime.api.management.describe import is_given_up
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.workers.worker import WorkerState
 from tsx_runtime.errors import BadRequest, SettingError

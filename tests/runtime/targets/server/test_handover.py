@@ -23,7 +23,7 @@ import pytest
 from tests.support.clients.rawhttp import RawConnection, request
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE, Running, clean, serving, tsx
-from tsx_runtime.api.tokens import build_keys, made_up_tokens
+from tsx_runtime.api.access.tokens import build_keys, made_up_tokens
 from tsx_runtime.errors import SettingError, Unavailable
 from tsx_runtime.settings.addresses import Address
 from tsx_runtime.settings.schema import Settings

@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 
 from tests.support.models import make_model
-from tsx_runtime.api.describe import not_ready
-from tsx_runtime.api.management_service import ManagementService
+from tsx_runtime.api.management.describe import not_ready
+from tsx_runtime.api.management.service import ManagementService
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.rollouts.policy import RolloutPlan

@@ -13,7 +13,7 @@ import torch
 
 from tests.runtime.worker.generation.conftest import Run
 from tests.support.language_models import character_model, zen
-from tsx_archiver.metadata.huggingface import HuggingFaceConfig
+from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.worker.generation import attention
 from tsx_runtime.worker.generation.interface import Sampling
 from tsx_runtime.worker.generation.transformers_engine import TransformersEngine

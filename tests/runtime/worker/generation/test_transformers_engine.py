@@ -15,7 +15,7 @@ from transformers import LogitsProcessor
 
 from tests.runtime.worker.generation.conftest import Run
 from tests.support.language_models import CONTEXT, bpe_tokenizer
-from tsx_archiver.metadata.huggingface import HuggingFaceConfig
+from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.worker.exceptions import EngineDied, LoadError
 from tsx_runtime.worker.generation.interface import Sampling

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.runtime.worker.generation.conftest import Run
-from tsx_archiver.metadata.huggingface import HuggingFaceConfig
+from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.worker.exceptions import EngineDied, LoadError
 from tsx_runtime.worker.generation.interface import Sampling, TokenLogprob

@@ -269,7 +269,7 @@ SIZED = """
     [
         ({"width": 2, "by": 3}, [[3.0, 6.0]]),
         ({"width": 2, "depth": 3}, "with init_args (depth, width): got an unexpected keyword argument 'depth'. Correct init_args"),
-        ([2], "init_args in model-config.yaml cannot be used: it must be a mapping of argument names"),
+        ([2], "model-config.yaml cannot be used: init_args: [2] is invalid: it must be a mapping of keys to values"),
     ],
 )
 def test_a_model_class_gets_its_arguments_from_the_configuration(start_worker: StartWorker, given: Any, answer: Any) -> None:

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
 
+from tsx_runtime.api import urls
 from tsx_runtime.api.headers import answer_headers, stored_headers
 from tsx_runtime.errors import ResourceNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
-from tsx_runtime.http.semantics import urls
 from tsx_runtime.jobs.service import Jobs
 from tsx_runtime.jobs.store import PRECOMPUTED, AnswerKey
 

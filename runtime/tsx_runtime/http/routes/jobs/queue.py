@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from tsx_runtime.api.auth import Guard
+from tsx_runtime.api.access.auth import Guard
 from tsx_runtime.errors import Conflict, JobNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.responses import json_answer

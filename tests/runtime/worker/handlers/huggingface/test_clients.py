@@ -24,7 +24,7 @@ from tests.runtime.worker.handlers.huggingface.test_texts import mixed
 from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS, image, sound
 from tests.support.language_models import tiny_llama
-from tsx_archiver.metadata.huggingface import HuggingFaceConfig
+from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.worker import model_loading
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.generation import loading as generation

@@ -1,0 +1,77 @@
+"""The hosts in `Host` and `Origin`, parsed strictly (a lenient parser may take another host for loopback), and CORS."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from tsx_runtime.api.headers import Pair
+from tsx_runtime.api.messages import Message, Scope, Send
+from tsx_runtime.errors import BadRequest
+from tsx_runtime.settings.schema import Settings
+
+_AUTHORITY = r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([^\s/:\[\]@?#\\%\"<>^`{|}]+))(?::[0-9]{0,5})?"
+_HOST = re.compile(_AUTHORITY)
+_ORIGIN = re.compile(f"[A-Za-z][A-Za-z0-9+.-]*://{_AUTHORITY}")
+_CORS = {
+    "cors_allowed_origin": b"access-control-allow-origin",
+    "cors_allowed_methods": b"access-control-allow-methods",
+    "cors_allowed_headers": b"access-control-allow-headers",
+}
+
+
+def host_of(value: bytes) -> str | None:
+    """The host of a `Host` header, in lower case, without port and brackets; None where the value is malformed."""
+    return _host(_HOST, value)
+
+
+def host_of_origin(value: bytes) -> str | None:
+    """The same of an `Origin` header; None for `null` too."""
+    return _host(_ORIGIN, value)
+
+
+def names_one_host(headers: Iterable[Pair], version: str) -> bool:
+    """RFC 9112, 3.2: one `Host` line; HTTP/1.0 may do without."""
+    count = [name for name, _ in headers].count(b"host")
+    return count == 1 or (count == 0 and version == "1.0")
+
+
+def check_one_host(headers: Iterable[Pair], version: str) -> None:
+    """Raises BadRequest."""
+    if not names_one_host(headers, version):
+        raise BadRequest(f"A request of HTTP/{version} must have exactly one Host header (RFC 9112, 3.2). Send one.")
+
+
+def _host(pattern: re.Pattern[str], value: bytes) -> str | None:
+    found = pattern.fullmatch(value.decode("latin-1"))
+    return (found[1] or found[2]).lower() if found else None
+
+
+def cors_headers(settings: Settings) -> tuple[Pair, ...]:
+    return tuple((header, value.encode()) for name, header in _CORS.items() if (value := getattr(settings, name)))
+
+
+def missing(pairs: tuple[Pair, ...], cors: tuple[Pair, ...]) -> tuple[Pair, ...]:
+    """Of `cors`, what the answer does not say itself: a browser takes none that is there twice."""
+    if not cors:
+        return ()
+    own = {name for name, _ in pairs}
+    return tuple(pair for pair in cors if pair[0] not in own)
+
+
+def is_preflight(scope: Scope) -> bool:
+    """A browser's question before the request itself; it carries no token."""
+    if scope["method"] != "OPTIONS":
+        return False
+    names = {name for name, _ in scope["headers"]}
+    return b"origin" in names and b"access-control-request-method" in names
+
+
+def adding(send: Send, cors: tuple[Pair, ...]) -> Send:
+    async def added(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            pairs = tuple(message["headers"])
+            message["headers"] = [*pairs, *missing(pairs, cors)]
+        await send(message)
+
+    return added

@@ -1,0 +1,290 @@
+"""The JSON and the parameters of the HTTP API, with the names and the order of TorchServe's (contract 1.3)."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Collection
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
+from pydantic.alias_generators import to_camel
+
+from tsx_archiver.metadata.model_limits import CHANGEABLE, LIMITS
+from tsx_runtime.errors import BadRequest
+from tsx_runtime.settings.model_limits import described, with_limits
+from tsx_runtime.settings.schema import SloText
+from tsx_runtime.shared.suggestions import suggestion
+from tsx_runtime.version import __version__
+
+_IGNORED = "accepted for TorchServe's clients; has no effect in TorchServe or tsx"
+MOST_PROBLEMS = 5  # problems of one request that its answer names: a body may have thousands
+_SHOWN = reprlib.Repr()  # of a client's value as much as a person reads, however large it is, and however deeply nested
+_SHOWN.maxstring = _SHOWN.maxother = _SHOWN.maxlong = 200
+
+ParametersT = TypeVar("ParametersT", bound=BaseModel)
+
+
+def _lower(value: Any) -> Any:
+    return value.strip().lower() if isinstance(value, str) else value
+
+
+Flag = Annotated[bool, BeforeValidator(_lower)]  # query strings write a boolean in any case
+
+
+class Camel(BaseModel):
+    """Fields are camelCase outside, as in Java."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, protected_namespaces=())
+
+
+class ErrorBody(BaseModel):
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"code": 404, "type": "ModelNotFoundException", "message": "Model not found: XXX"}]}
+    )
+
+    code: int
+    type: str
+    message: str
+
+
+class Status(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": 'Model "digits" Version: 1.0 registered with 1 initial workers'}]})
+
+    status: str
+
+
+class Health(BaseModel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "Healthy"}]})
+
+    status: str
+
+
+class NotReadyModel(Camel):
+    """A version that cannot serve, and why."""
+
+    model_name: str
+    model_version: str
+    reason: str
+
+
+_WAITING: dict[str, Any] = {"modelName": "digits", "modelVersion": "1.0", "reason": "no worker is ready; workers: 1 LOADING"}
+
+
+class Readiness(Camel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"status": "Not ready", "notReady": [_WAITING]}]})
+
+    status: str = Field(description="Ready, Not ready, or Stopping")
+    not_ready: list[NotReadyModel]
+
+
+@with_limits(CHANGEABLE)
+class RegisterParameters(BaseModel):
+    """Taken from the query string, or from a JSON body with the same keys, which has precedence."""
+
+    model_config = ConfigDict(protected_namespaces=(), json_schema_extra={"examples": [{"url": "digits.mar", "initial_workers": 1}]})
+
+    url: str | None = Field(None, description="name of the archive's file in the model store, or a URL that allowed_urls allows; required")
+    model_name: str | None = Field(None, description="the archive's own if not given")
+    runtime: str | None = Field(None, description="the archive's own if not given")
+    handler: str | None = Field(None, description="the archive's own if not given")
+    initial_workers: int | None = Field(None, ge=0, description="if the archive has no minWorkers; default_workers_per_model if not given")
+    slo: SloText | None = Field(None, description="latency target, such as p99<50ms, in place of batch_size and job_queue_size")
+    max_workers: int | None = Field(
+        None,
+        ge=0,
+        description="most workers, which come and go with the load; initial_workers if not given; not used if the archive has minWorkers",
+    )
+    synchronous: Flag = Field(True, description="answer when the workers are ready")
+    replace: Flag = Field(
+        False,
+        description="replace the version with the same number, or else the default version, once loaded; no request in flight is lost",
+    )
+    s3_sse_kms: Flag = Field(False, description="request decryption by KMS if the URL is an S3 URL over http")
+
+
+@with_limits(CHANGEABLE)
+class ScaleParameters(BaseModel):
+    min_worker: int | None = Field(None, ge=0, description="least workers; 1 if nothing at all is given")
+    max_worker: int | None = Field(None, ge=0, description="most workers, which come and go with the load; min_worker if not given")
+    slo: SloText | None = Field(None, description="another latency target for a version that has one")
+    synchronous: Flag = Field(False, description="answer when it is done")
+    model_version: str | None = Field(None, description="this version instead of the default one")
+    number_gpu: str | None = Field(None, deprecated=True, description=_IGNORED)
+    timeout: str | None = Field(None, deprecated=True, description=_IGNORED)
+
+
+class ListedModel(Camel):
+    model_name: str
+    model_url: str
+
+
+class ModelList(Camel):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"models": [{"modelName": "digits", "modelUrl": "digits.mar"}]}]})
+
+    next_page_token: str | None = None
+    models: list[ListedModel]
+
+
+class DescribedWorker(Camel):
+    id: str
+    start_time: str
+    status: str
+    memory_usage: int = Field(description="resident bytes")
+    pid: int | None = None
+    gpu: bool
+    gpu_usage: str
+    restarts: int = 0
+
+
+class JobQueue(Camel):
+    remaining_capacity: int
+    pending_requests: int
+
+
+_WORKER: dict[str, Any] = {"id": "9000", "startTime": "2026-02-08T11:03:20.974Z", "status": "READY", "memoryUsage": 209715200, "pid": 98972}
+_DESCRIBED: dict[str, Any] = {
+    "modelName": "digits",
+    "modelVersion": "1.0",
+    "modelUrl": "digits.mar",
+    "runtime": "python",
+    "minWorkers": 1,
+    "maxWorkers": 1,
+    "loadedAtStartup": True,
+    "workers": [{**_WORKER, "gpu": False, "gpuUsage": "N/A", "restarts": 0}],
+    "jobQueueStatus": {"remainingCapacity": 100, "pendingRequests": 0},
+    "workerRestarts": 0,
+    **{LIMITS[name].key: LIMITS[name].default for name in CHANGEABLE},
+}
+
+
+class DescribedMeasurement(Camel):
+    """The measurements of `tsx bench --write` in the archive."""
+
+    date: str
+    machine: str
+    here: bool = Field(description="whether this machine computes like the measured one; if not, the figures do not apply here")
+    configuration: str
+    throughput: float = Field(description="accepted answers per second")
+    p99_ms: float
+    slo: str | None = Field(None, description="the bounds that were set")
+
+
+class DescribedSlo(Camel):
+    """A latency target, and how well it is kept."""
+
+    target: str
+    batch_size: int = Field(description="size of the batches that requests are accepted for at present")
+    attained: int = Field(description="accepted requests that were answered within the target, since the start")
+    missed: int = Field(description="accepted requests that were not")
+    refused: int = Field(description="requests refused on arrival")
+    attainment: float | None = Field(None, description="share of the accepted requests of the last 5 minutes that were answered in time")
+    budget_left: float = Field(description="share of the allowed misses that is left in the last 60 minutes; below 0, there were more")
+
+
+class DescribedCache(Camel):
+    entries: int
+    size: int = Field(description="bytes of the entries")
+    max_size: int
+    hits: int = Field(description="requests that it answered, since the start")
+    misses: int = Field(description="requests that it was asked for and could not answer")
+    hit_ratio: float | None = Field(None, description="hits, as a share of both")
+
+
+class _TorchServeDescription(Camel):
+    """What TorchServe describes, in its order."""
+
+    model_name: str
+    model_version: str
+    model_url: str | None = Field(None, description="its archive; a workflow's function has no archive of its own")
+    runtime: str
+    min_workers: int
+    max_workers: int
+    batch_size: int = described("batch_size")
+    max_batch_delay: int = described("max_batch_delay")
+    response_timeout: int = described("response_timeout")
+    startup_timeout: int = described("startup_timeout")
+    max_retry_timeout_in_sec: int | None = None
+    client_timeout: int = described("client_timeout")
+    parallel_type: str | None = None
+    parallel_level: int | None = None
+    device_type: str | None = None
+    device_ids: list[int] | None = None
+    continuous_batching: bool = False
+    use_job_ticket: bool = False
+    use_venv: bool = False
+    stateful: bool = False
+    sequence_max_idle_m_sec: int = 0
+    sequence_timeout_m_sec: int = 0
+    max_num_sequence: int = 0
+    max_sequence_job_queue_size: int = 0
+    loaded_at_startup: bool
+    workers: list[DescribedWorker]
+    job_queue_status: JobQueue
+    customized_metadata: Any = Field(default=None, description="what the handler's describe_handle returns; only with customized=true")
+
+
+@with_limits(make=described)
+class DescribedModel(_TorchServeDescription):
+    """One version. A field that does not apply is absent."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_DESCRIBED]})
+
+    worker_restarts: int = Field(0, description="how often a worker of this version was restarted")
+    worker_recycles: dict[str, int] | None = Field(None, description="how often workers were replaced, by the limit that they reached")
+    scale_to_zero: float | None = Field(None, description="seconds without a request after which it is unloaded")
+    asleep: bool | None = Field(None, description="true while it is unloaded: the next request loads it")
+    last_scaling: str | None = Field(None, description="why its number of workers was last changed by the server itself, with the numbers")
+    last_error: str | None = Field(None, description="why a worker last failed to load the model, or how it ended")
+    isolation: dict[str, str | int | float | bool] | None = Field(
+        None, description="how its workers are isolated, and their limits; only if they are isolated"
+    )
+    measured: DescribedMeasurement | None = None
+    slo: DescribedSlo | None = Field(None, description="only if the version has a latency target")
+    cache: DescribedCache | None = Field(None, description="only if the version has a reply cache")
+    form: str | None = Field(
+        None, description="the form of the model that its workers run, by its name in tsx-forms.json; reference: the original"
+    )
+    forms_passed_over: list[str] | None = Field(
+        None, description="for each form that model-config.yaml names before it, why it is not used"
+    )
+
+
+class DescribedModels(RootModel[list[DescribedModel]]):
+    pass
+
+
+class ServerMetadata(BaseModel):
+    """`GET /v2`."""
+
+    name: str = "Torchserve"  # what KServe's runtimes know it by
+    version: str = __version__
+    extensions: list[str] = ["kserve", "kubeflow"]
+    extenstion: list[str] = Field(default=["kserve", "kubeflow"], description="as TorchServe spells it")
+
+
+def dump_json(model: BaseModel) -> str:
+    """Pretty-printed, as TorchServe's, with the fields' outside names; None is left out."""
+    return model.model_dump_json(by_alias=True, exclude_none=True, indent=2)
+
+
+def parameters_of(kind: type[ParametersT], given: dict[str, Any], **own: Any) -> ParametersT:
+    """`own` overrides `given`. Raises BadRequest."""
+    try:
+        return kind.model_validate(given | own)
+    except ValidationError as error:
+        raise from_validation(error.errors(include_url=False), kind.model_fields) from error
+
+
+def from_validation(problems: Any, known: Collection[str] = ()) -> BadRequest:
+    """Names each parameter and its value. (TorchServe takes the default for a number that does not parse.) `known`: the valid names."""
+    texts = []
+    for problem in problems[:MOST_PROBLEMS]:
+        name = ".".join(str(part) for part in problem["loc"] if part not in ("query", "body", "path"))
+        if problem["type"] == "extra_forbidden" and known:
+            others = f"; there are {', '.join(known)}."
+            texts.append(f"Parameter {name} is not known{suggestion(name, known) or others}")
+            continue
+        texts.append(f"Parameter {name or 'body'} is {_SHOWN.repr(problem.get('input'))}: {problem['msg'].removeprefix('Value error, ')}.")
+    if len(problems) > MOST_PROBLEMS:
+        texts.append(f"There are {len(problems) - MOST_PROBLEMS} more problems.")
+    return BadRequest(" ".join(texts))

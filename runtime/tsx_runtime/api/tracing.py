@@ -1,0 +1,90 @@
+"""The span of an HTTP request, for both lanes; `core/telemetry/tracing.py` has the spans below it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tsx_runtime.api import openai
+from tsx_runtime.api.access_log import BROKEN, LEFT
+from tsx_runtime.api.headers import Pair
+from tsx_runtime.api.messages import Message, Receive, Scope, Send
+from tsx_runtime.core.telemetry.tracing import OpenSpan, Tracer, current, parent_of
+from tsx_runtime.errors import is_failure
+
+_ROUTES = {"predictions": "/predictions/{model}", "explanations": "/explanations/{model}", "wfpredict": "/wfpredict/{workflow}"}
+_LAST = {"invoke": "/models/{model}/invoke", "infer": "/v2/models/{model}/infer", "explain": "/v2/models/{model}/explain"}
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def route_of(path: str) -> str:
+    """A path without what is in it of one request or one model: OpenTelemetry wants few names."""
+    if path in openai.PATHS:
+        return path
+    segments = path.rstrip("/").split("/")
+    first, last = segments[1] if len(segments) > 1 else "", segments[-1]
+    if first in _ROUTES:
+        return _ROUTES[first]
+    if first == "v1":
+        return f"/v1/models/{{model}}:{'explain' if path.endswith(':explain') else 'predict'}"
+    if first in ("v2", "models") and last in _LAST:
+        return _LAST[last]
+    return "/invocations" if first == "invocations" else "/{model}/predict"
+
+
+def describe(span: OpenSpan, method: str, path: str, scheme: str, version: str, client: Any, headers: list[Pair]) -> None:
+    """By OpenTelemetry's names. `client` is (host, port), or None at a unix socket."""
+    route = route_of(path)
+    span.name = f"{method} {route}"
+    span.attributes |= {
+        "http.request.method": method,
+        "http.route": route,
+        "url.path": path,
+        "url.scheme": scheme,
+        "network.protocol.version": version,
+    }
+    if client:
+        span.attributes |= {"client.address": client[0], "client.port": client[1]}
+    agent = next((value for name, value in headers if name == b"user-agent"), None)
+    if agent is not None:
+        span.attributes["user_agent.original"] = agent.decode("latin-1")
+
+
+async def traced(tracer: Tracer | None, app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """The app's answer, below a span of its own where the request is traced."""
+    parent = None if tracer is None else parent_of(scope["headers"])
+    if tracer is None or not tracer.wants(parent):
+        if tracer is not None:
+            current.set(None)  # uvicorn begins a request that was sent ahead in the task of the one before
+        await app(scope, receive, send)
+        return
+    span = tracer.begin(parent, time.monotonic())
+    describe(span, scope["method"], scope["path"], scope["scheme"], scope["http_version"], scope.get("client"), scope["headers"])
+    status, error, left = 0, LEFT, False
+
+    async def heard() -> Message:
+        nonlocal left
+        message = await receive()
+        left = left or message["type"] == "http.disconnect"
+        return message
+
+    async def watched(message: Message) -> None:
+        nonlocal status, error
+        if left:  # the client does not get this
+            pass
+        elif message["type"] == "http.response.start":
+            status, error = message["status"], BROKEN
+            span.attributes["http.response.status_code"] = status
+            named = next((value for name, value in message["headers"] if name == b"x-request-id"), b"")
+            span.attributes["tsx.request.id"] = named.decode("latin-1")
+        elif not message.get("more_body", False):
+            error = f"status {status}" if is_failure(status) else ""
+        await send(message)
+
+    current.set(span)  # of the request's own task
+    try:
+        await app(scope, heard, watched)
+    finally:
+        span.finish(time.monotonic(), error)

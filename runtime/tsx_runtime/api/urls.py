@@ -1,0 +1,296 @@
+"""Maps URLs to models: one parser for both lanes (contract section 1.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from itertools import pairwise
+from typing import NamedTuple
+from urllib.parse import parse_qs, quote
+
+from python_multipart.multipart import parse_options_header
+
+from tsx_runtime.api import openai
+from tsx_runtime.api.errors import NOT_FOUND
+from tsx_runtime.api.headers import JSON, Pair, shown_headers
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.scheduling.job import Headers, Route
+from tsx_runtime.core.traffic.routing import resolve_label
+from tsx_runtime.errors import BadRequest, ModelNotFound, PayloadTooLarge, ResourceNotFound
+from tsx_runtime.wire import OPENAI_HEADER, TENSORS_HEAD, V2_HEADER, Body, Parts
+
+_EXPLAIN: Pair = (b"explain", b"True")
+_PREDICT: Pair = (b"explain", b"False")
+_MULTIPART = b"multipart/form-data"
+_FORMS = (_MULTIPART, b"application/x-www-form-urlencoded")
+_FIELD = b"model_name"
+MOST_FIELDS = 1000  # of a query string, or of a form that is to name its model: what has more is not read
+LONGEST_HEAD = 4096  # bytes of the headers of one part of a form, or of the content type; of a longer one nothing is read
+# First segments of the server's own paths.
+RESERVED_PATHS = {
+    "predictions",
+    "explanations",
+    "invocations",
+    "wfpredict",
+    "models",
+    "workflows",
+    "v1",
+    "v2",
+    "metrics",
+    "token",
+    "debug",
+    "ui",
+    "jobs",
+}
+RESERVED_PATHS |= {"ping", "livez", "readyz", "api-description", "openapi.json", "docs"}
+PRECOMPUTED = "precomputed"  # in place of a version, before a key: a stored answer, for which no model runs
+_PRINTABLE = "".join(chr(code) for code in range(0x20, 0x7F))
+
+
+class Target(NamedTuple):
+    """What a URL asks for. Without a name it is for the only model there is (`/invocations`)."""
+
+    name: str | None
+    version: str | None = None
+    headers: tuple[Pair, ...] = ()  # what the route itself tells the handler
+    json: bool = False  # where a body names no type, it is JSON
+    query: bool = False  # the pairs of the query string are inputs
+    strict: bool = True  # a version that does not exist is an error; else the default answers, as KServe's routes do in TorchServe
+    in_body: bool = False  # the body names the model, as in OpenAI's API: see `with_model`
+
+
+def check_query(query: bytes) -> None:
+    """Before it is parsed. Raises BadRequest."""
+    if query.count(b"&") >= MOST_FIELDS:
+        raise BadRequest(f"The query string has {query.count(b'&') + 1} parameters; at most {MOST_FIELDS} are read.")
+
+
+def without_empty(query: bytes) -> bytes:
+    """Without the parameters that have no value, which count as not given, as in TorchServe."""
+    return b"&".join(pair for pair in query.split(b"&") if pair.partition(b"=")[2])
+
+
+def runs_model(path: str) -> bool:
+    try:
+        return find_target(path) is not None
+    except ResourceNotFound:
+        return True  # the route answers with what is missing
+
+
+def find_target(path: str, query: bytes = b"") -> Target | None:
+    """`path` is percent-decoded. None: the path runs no model.
+
+    Raises `ResourceNotFound` where a model's name is missing, `BadRequest` for a query string of too many parameters.
+    """
+    if path.startswith(("/predictions/", "/explanations/")):
+        return _from_predictions(path)
+    if path in openai.PATHS:
+        own = ((b"url_path", openai.PATHS[path]), OPENAI_HEADER, _PREDICT)
+        return Target(None, headers=own, json=path[1:] != openai.TRANSCRIPTIONS, in_body=True)
+    if path.startswith("/v1/models/"):
+        return _from_kserve_v1(path)
+    if path.startswith("/v2/models/"):
+        return _from_kserve_v2(path)
+    if path in ("/invocations", "/invocations/"):
+        check_query(query)
+        names = parse_qs(query.decode("latin-1")).get("model_name", []) if query else []
+        return Target(names[-1] if names else None, query=True)
+    if path.endswith("/invoke"):
+        return _from_sagemaker(path)
+    return _from_legacy(path) if path.endswith("/predict") else None
+
+
+def resolve(registry: Registry, target: Target, headers: Headers = ()) -> Route:
+    """Raises ModelNotFound, ModelVersionNotFound, and BadRequest where there is no one model to mean."""
+    if target.name is None:
+        return registry.route(_only_model(registry), None, headers)
+    if target.strict or target.version is None:
+        return registry.route(target.name, target.version, headers)
+    model = registry.models.get(target.name)
+    known = model is not None and resolve_label(target.version, model.versions, model.labels) in model.versions
+    return registry.route(target.name, target.version if known else None, headers)
+
+
+def model_in_body(target: Target, headers: Headers, body: Body) -> openai.ModelName:
+    """The model that the body names; its name is empty where there is none. Raises BadRequest and PayloadTooLarge."""
+    if target.json and not is_form(headers):
+        text = openai.model_in_json(body)
+    elif target.json:
+        raise BadRequest("Send the body as JSON, with the header Content-Type: application/json.")
+    elif not _is_multipart(_content_type(headers)):
+        raise BadRequest("Send the audio as multipart/form-data, with the fields 'file' and 'model'.")
+    else:
+        text = model_in_form(headers, b"".join(body.pieces) if isinstance(body, Parts) else bytes(body), b"model")
+    return openai.split_name(text or "")
+
+
+def with_model(registry: Registry, target: Target, headers: Headers, body: Body) -> Target:
+    """A target with the name and the version that the body names. Raises BadRequest, PayloadTooLarge and ModelNotFound."""
+    found = model_in_body(target, headers, body)
+    try:
+        if found.name:
+            registry.find(found.name)
+        return target._replace(name=found.name or _only_model(registry), version=found.version)
+    except (ModelNotFound, BadRequest) as error:
+        about = error.message.removesuffix(".") if found.name else "Name the model in the field 'model'"
+        stop = "" if about.endswith("?") else "."
+        raise type(error)(f"{about}{stop} Models here: {openai.listed(registry.names) or 'none'}.") from None
+
+
+def _from_predictions(path: str) -> Target | None:
+    segments = path.split("/", 4)  # "", predictions, model, version, rest
+    if segments[3:4] == [PRECOMPUTED] and segments[1] == "predictions" and len(segments) == 5:
+        return None
+    if not segments[2]:
+        raise ResourceNotFound(f"{NOT_FOUND} The path names no model: /{segments[1]}/MODEL.")
+    version = (segments[3] or None) if len(segments) > 3 else None
+    rest = segments[4] if len(segments) > 4 else ""
+    return Target(segments[2], version, ((b"url_path", url_path(rest)), _EXPLAIN if segments[1] == "explanations" else _PREDICT))
+
+
+def _from_kserve_v1(path: str) -> Target | None:
+    model, colon, verb = path[len("/v1/models/") :].rpartition(":")
+    return _kserve(model, verb) if colon and verb in ("predict", "explain") else None
+
+
+def _from_kserve_v2(path: str) -> Target | None:
+    model, slash, verb = path[len("/v2/models/") :].rpartition("/")
+    target = _kserve(model, verb) if slash and verb in ("infer", "explain") else None
+    return target and target._replace(headers=(*target.headers, V2_HEADER), json=True)
+
+
+def _from_sagemaker(path: str) -> Target | None:
+    """`/models/MODEL/invoke`, as SageMaker calls an endpoint of several models."""
+    segments = path.split("/")
+    return Target(segments[2], query=True) if len(segments) == 4 and segments[1] == "models" and segments[2] else None
+
+
+def _from_legacy(path: str) -> Target | None:
+    """`/MODEL/predict` and `/MODEL/VERSION/predict`, from before there was `/predictions`."""
+    _, model, *rest = path.split("/")
+    if not model or model in RESERVED_PATHS or len(rest) not in (1, 2) or not rest[0]:
+        return None
+    return Target(model, rest[0] if len(rest) == 2 else None, query=True)
+
+
+def _kserve(model: str, verb: str) -> Target | None:
+    name, _, version = model.partition("/versions/")
+    if not name or "/" in name or "/" in version:
+        return None
+    return Target(name, version or None, (_EXPLAIN if verb == "explain" else _PREDICT,), strict=False)
+
+
+def _only_model(registry: Registry) -> str:
+    """The only model, or of several the only one that was loaded at the start."""
+    models = registry.models
+    names = list(models)
+    if len(names) > 1:
+        names = [name for name, model in models.items() if any(version.loaded_at_startup for version in model.versions.values())]
+    if len(names) != 1:
+        raise BadRequest("Parameter model_name is required.")
+    return names[0]
+
+
+def url_path(rest: str) -> bytes:
+    """What follows the version in the path, as a header's value: what a header cannot carry is percent-encoded."""
+    return rest.encode() if rest.isascii() and rest.isprintable() else quote(rest, safe=_PRINTABLE).encode()
+
+
+def with_headers(headers: list[Pair], target: Target, hidden: Collection[bytes] = ()) -> list[Pair]:
+    """The target's headers in place of whatever the client sent under those names; without those that are hidden from handlers."""
+    own = target.headers
+    if target.json and not any(name.lower() in (b"content-type", TENSORS_HEAD) for name, _ in headers):
+        own = (*own, JSON)
+    names = {*hidden, *(name for name, _ in own)}
+    return [*shown_headers(headers, names), *own]
+
+
+def is_form(headers: Headers) -> bool:
+    return any(name == b"content-type" and value.lower().startswith(_FORMS) for name, value in headers)
+
+
+def model_in_form(headers: Headers, body: bytes, field: bytes = _FIELD) -> str | None:
+    """The form's field `model_name`, or another; the last of several. Any other fault of the form is reported by the worker.
+
+    Nothing but that field is parsed, and only after the fields were counted. Raises PayloadTooLarge.
+    """
+    content_type = _content_type(headers)
+    found = None
+    for value in _values_in_parts(content_type, body, field) if _is_multipart(content_type) else _values_in_pairs(body):
+        found = value
+    return None if found is None else found.decode("utf-8", "replace")
+
+
+def field_counter(headers: list[Pair]) -> Callable[[bytes], None]:
+    """Called with each part of a form as it comes, it raises PayloadTooLarge where there are too many fields already.
+
+    So a form that would not be read is not held either. A separator that two parts share is not counted.
+    """
+    content_type = _content_type(headers)
+    boundary = _option(content_type, b"boundary")
+    separators = [b"&", b";"] if not _is_multipart(content_type) else [b"\r\n--" + boundary] if boundary else []
+    count = 0
+
+    def add(part: bytes) -> None:
+        nonlocal count
+        count += sum(part.count(separator) for separator in separators)
+        _check_fields(count)
+
+    return add
+
+
+def _content_type(headers: Headers) -> bytes:
+    return next((value for name, value in headers if name == b"content-type"), b"")
+
+
+def _is_multipart(content_type: bytes) -> bool:
+    return content_type.lower().startswith(_MULTIPART)
+
+
+def _values_in_parts(content_type: bytes, body: bytes, field: bytes) -> Iterator[bytes]:
+    boundary = _option(content_type, b"boundary")
+    if not boundary:
+        return
+    separator = b"--" + boundary
+    starts = [0] if body.startswith(separator) else []
+    starts += [at + 2 for at in _places(body, b"\r\n" + separator, MOST_FIELDS)]
+    _check_fields(len(starts))
+    for start, end in pairwise([*starts, len(body) + 2]):
+        part = body[start + len(separator) : min(end - 2, start + len(separator) + LONGEST_HEAD)]
+        head, _, value = part.partition(b"\r\n\r\n")
+        for line in head.split(b"\r\n"):
+            name, _, disposition = line.partition(b":")
+            if name.strip().lower() != b"content-disposition" or field not in disposition:
+                continue
+            if _option(disposition, b"name") == field and _option(disposition, b"filename") is None:
+                yield value
+
+
+def _values_in_pairs(body: bytes) -> Iterator[bytes]:
+    ends = sorted([*_places(body, b"&", MOST_FIELDS), *_places(body, b";", MOST_FIELDS)])
+    _check_fields(len(ends) + 1)
+    start = 0
+    for end in [*ends, len(body)]:
+        name, _, value = body[start : min(end, start + LONGEST_HEAD)].partition(b"=")
+        if name == _FIELD:
+            yield value
+        start = end + 1
+
+
+def _places(body: bytes, separator: bytes, most: int) -> Iterator[int]:
+    """Where it stands, up to one more than so many times: how long that takes does not grow with what stands behind."""
+    at = body.find(separator)
+    for _ in range(most + 1):
+        if at < 0:
+            return
+        yield at
+        at = body.find(separator, at + len(separator))
+
+
+def _check_fields(count: int) -> None:
+    if count > MOST_FIELDS:
+        text = f"The form has more than {MOST_FIELDS} fields, which are not searched for the model's name. Name it as ?model_name=NAME."
+        raise PayloadTooLarge(text)
+
+
+def _option(header: bytes, name: bytes) -> bytes | None:
+    return parse_options_header(header)[1].get(name) if len(header) <= LONGEST_HEAD else None

@@ -1,1 +1,0 @@
-"""Rules that both HTTP lanes obey: URLs, headers, errors, access log."""

@@ -1,0 +1,183 @@
+"""A compressed body is read as what it was, in slices; one that is broken, or too large, ends early."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import zlib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.api.encodings import INPUT, SLICE, decompress
+from tsx_runtime.api.errors import fault
+from tsx_runtime.api.messages import (
+    HEADER_NAMES,
+    ClientGone,
+    Message,
+    read_body,
+    rest_of,
+)
+from tsx_runtime.errors import BadRequest, PayloadTooLarge, TsxError, UnsupportedEncoding
+
+LIMIT = 1 << 20
+COMPRESS = {
+    b"gzip": gzip.compress,
+    b"X-GZIP": gzip.compress,
+    b"deflate": zlib.compress,
+    b"identity, gzip": gzip.compress,
+}
+
+
+class Sender:
+    """A client's side of a body, which counts what was taken."""
+
+    def __init__(self, *chunks: bytes, leaves: bool = False) -> None:
+        self.messages: list[Message] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+        self.messages += [{"type": "http.disconnect"} if leaves else {"type": "http.request"}]
+        self.taken = 0
+
+    async def receive(self) -> Message:
+        self.taken += 1
+        return self.messages[self.taken - 1]
+
+
+def scope_of(coding: bytes) -> dict[str, Any]:
+    names = [b"Content-Encoding", b"Content-Length", b"X-Own"]
+    headers = [(name.lower(), value) for name, value in zip(names, [coding, b"1", b"y"], strict=True)]
+    return {"headers": headers, HEADER_NAMES: names}
+
+
+def read(coding: bytes, sender: Sender, limit: int = LIMIT, scope: dict[str, Any] | None = None) -> bytes:
+    return asyncio.run(read_body(scope or scope_of(coding), sender.receive, limit))
+
+
+def refused(kind: type[TsxError], coding: bytes, *chunks: bytes, limit: int = LIMIT) -> tuple[TsxError, Sender]:
+    sender = Sender(*chunks)
+    with pytest.raises(kind) as caught:
+        read(coding, sender, limit)
+    return caught.value, sender
+
+
+@given(st.sampled_from([*COMPRESS]), st.binary(max_size=300), st.integers(1, 40), st.integers(1, 3))
+def test_a_body_in_any_pieces_and_members_is_what_was_compressed(coding: bytes, content: bytes, step: int, members: int) -> None:
+    members = 1 if coding == b"deflate" else members
+    data = COMPRESS[coding](content) * members
+    scope = scope_of(coding)
+    assert read(coding, Sender(*[data[at : at + step] for at in range(0, len(data), step)]), scope=scope) == content * members
+    assert scope["headers"] == [
+        (b"x-own", b"y"),
+        (b"content-length", b"%d" % (len(content) * members)),
+    ]
+    assert scope[HEADER_NAMES] == [b"X-Own", b"Content-Length"]
+
+
+@pytest.mark.parametrize("size", [SLICE - 1, SLICE, SLICE + 1, 3 * SLICE])
+def test_what_fills_slices_is_whole(size: int) -> None:
+    assert read(b"gzip", Sender(gzip.compress(bytes(size)))) == bytes(size)
+
+
+def test_a_request_without_a_body_has_none() -> None:
+    assert read(b"gzip", Sender()) == b""
+
+
+def test_a_body_as_it_is_stays() -> None:
+    scope = scope_of(b"identity")
+    assert read(b"identity", Sender(b"x"), scope=scope) == b"x"
+    assert (b"content-length", b"1") in scope["headers"]
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        (b"no gzip",),
+        (gzip.compress(b"x" * 100)[:-1],),
+        (gzip.compress(b"x")[:5],),
+        (gzip.compress(b"x") + b"trailing",),
+        (gzip.compress(b"x") + b"\0" * 512,),
+        (gzip.compress(b"x")[:-8] + b"\0" * 8,),
+        (zlib.compress(b"x"),),
+        (gzip.compress(b"x"), gzip.compress(b"y")[:-3]),
+    ],
+)
+def test_a_broken_body_is_the_clients_fault(chunks: tuple[bytes, ...]) -> None:
+    error, _ = refused(BadRequest, b"gzip", *chunks)
+    assert "Content-Encoding" in error.message
+
+
+@pytest.mark.parametrize("coding", [b"br", b"zstd", b"gzip, gzip", b"compress", b"\xff"])
+def test_another_encoding_is_refused_with_those_that_are_read(coding: bytes) -> None:
+    error, sender = refused(UnsupportedEncoding, coding, b"x")
+    status, headers, _ = fault(error)
+    assert status == 415
+    assert {(b"accept-encoding", b"gzip, deflate"), (b"connection", b"close")} <= set(headers)
+    assert rest_of(error, sender.receive) is not None
+    assert sender.taken == 0
+
+
+def test_a_bomb_ends_at_the_limit_in_slices() -> None:
+    bomb = gzip.compress(bytes(200 << 20))
+    sizes: list[int] = []
+
+    async def watched() -> None:
+        receive = decompress(Sender(bomb).receive, 31).__anext__
+
+        async def taken() -> Message:
+            message = await receive()
+            sizes.append(len(message["body"]))
+            return message
+
+        await read_body({"headers": []}, taken, LIMIT)
+
+    with pytest.raises(PayloadTooLarge):
+        asyncio.run(watched())
+    assert max(sizes) <= SLICE
+    assert sum(sizes) <= LIMIT + SLICE
+    error, sender = refused(PayloadTooLarge, b"gzip", bomb)
+    assert sender.taken == 1
+    assert rest_of(error, sender.receive) is not None
+
+
+@pytest.mark.parametrize("part", [gzip.compress(b"") * 100, b"\0\0\0\xff\xff" * 400])
+def test_compressed_bytes_without_content_end_at_the_limit_too(part: bytes) -> None:
+    compressor = zlib.compressobj(wbits=31)
+    begun = compressor.compress(b"") + compressor.flush(zlib.Z_SYNC_FLUSH)
+    chunks = [begun if part.startswith(b"\0") else b"", *[part] * 100]
+    error, sender = refused(PayloadTooLarge, b"gzip", *chunks, limit=10 * len(part))
+    assert sender.taken <= 12
+    assert rest_of(error, sender.receive) is not None
+
+
+def test_nothing_is_waited_for_behind_a_bomb_that_came_whole() -> None:
+    sender = Sender(gzip.compress(bytes(4 * LIMIT)))
+    sender.messages[0]["more_body"] = False
+    with pytest.raises(PayloadTooLarge) as caught:
+        read(b"gzip", sender)
+    assert rest_of(caught.value, sender.receive) is None
+
+
+def test_the_event_loop_has_a_turn_for_each_slice_and_for_members_without_content() -> None:
+    async def turns(data: bytes) -> int:
+        count = 0
+
+        async def other() -> None:
+            nonlocal count
+            while True:
+                count += 1
+                await asyncio.sleep(0)
+
+        task = asyncio.create_task(other())
+        await read_body(scope_of(b"gzip"), Sender(data).receive, 64 << 20)
+        task.cancel()
+        return count
+
+    assert asyncio.run(turns(gzip.compress(bytes(16 << 20)))) >= (16 << 20) // SLICE
+    assert asyncio.run(turns(gzip.compress(b"") * 1000)) >= 1000
+    assert len(gzip.compress(b"") * 1000) > INPUT
+
+
+def test_a_client_that_leaves_is_noticed() -> None:
+    with pytest.raises(ClientGone):
+        read(b"gzip", Sender(gzip.compress(b"x")[:5], leaves=True))

@@ -1,0 +1,80 @@
+"""Which model a form names: the one field that the front end reads of a form, and what it costs to find it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tsx_runtime.api.urls import MOST_FIELDS, field_counter, find_target, model_in_form
+from tsx_runtime.errors import BadRequest, PayloadTooLarge
+
+PAIRS = [(b"content-type", b"application/x-www-form-urlencoded")]
+UNBOUNDED = [(b"content-type", b"multipart/form-data")]
+MULTIPART = [(b"content-type", b'multipart/form-data; charset=utf-8; boundary="x y"')]
+
+
+def part(disposition: str, value: bytes, more: str = "") -> bytes:
+    return f"\r\n--x y\r\n{more}Content-Disposition: form-data; {disposition}\r\n\r\n".encode() + value
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        (b"model_name=digits", "digits"),
+        (b"data=1&model_name=digits&more=2", "digits"),
+        (b"data=1;model_name=digits", "digits"),
+        (b"model_name=a&model_name=b", "b"),
+        (b"model_name=", ""),
+        (b"data=model_name", None),
+        (b"", None),
+        (b"a=1&" * (MOST_FIELDS - 1) + b"model_name=digits", "digits"),
+    ],
+)
+def test_a_form_of_pairs(body, name):
+    assert model_in_form(PAIRS, body) == name
+
+
+@pytest.mark.parametrize(
+    ("parts", "name"),
+    [
+        ([part('name="model_name"', b"digits")], "digits"),
+        ([part("name=model_name", b"digits", "Content-Type: text/plain\r\n")], "digits"),
+        ([part('name="data"; filename="a"', b"\r\n\r\n--x\r\n"), part('name="model_name"', b"digits")], "digits"),
+        ([part('name="model_name"; filename="a"', b"digits")], None),
+        ([part('name="data"', b'Content-Disposition: form-data; name="model_name"\r\n\r\nx')], None),
+        ([part('name="data"', b"")] * (MOST_FIELDS - 2) + [part('name="model_name"', b"digits")], "digits"),
+        ([part('name="model_name"', b"digits", "X-Long: " + "a" * 5000 + "\r\n")], None),
+    ],
+)
+def test_a_form_of_parts(parts, name):
+    body = b"".join(parts).removeprefix(b"\r\n") + b"\r\n--x y--\r\n"
+    assert model_in_form(MULTIPART, body) == name
+    assert model_in_form(MULTIPART, b"preamble" + b"".join(parts) + b"\r\n--x y--\r\nepilogue") == name
+
+
+@pytest.mark.parametrize("content_type", [b"multipart/form-data", b"multipart/form-data; boundary=" + b'";' * 5000])
+def test_a_content_type_without_a_boundary_that_can_be_read_names_no_model(content_type):
+    assert model_in_form([(b"content-type", content_type)], part('name="model_name"', b"digits")) is None
+
+
+@pytest.mark.parametrize(("headers", "body"), [(PAIRS, b"a&" * MOST_FIELDS), (MULTIPART, part('name="a"', b"") * (MOST_FIELDS + 1))])
+def test_a_form_of_more_fields_is_refused(headers, body):
+    with pytest.raises(PayloadTooLarge, match="more than 1000 fields"):
+        model_in_form(headers, body)
+    count = field_counter(headers)
+    count(body[:-120])
+    with pytest.raises(PayloadTooLarge, match="more than 1000 fields"):
+        count(body[-120:] * 3)
+
+
+@pytest.mark.parametrize(("headers", "body"), [(PAIRS, b"a" * 100_000), (MULTIPART, b"\r\n--y" * 5000), (UNBOUNDED, b"\r\n--" * 5000)])
+def test_a_form_may_have_as_much_as_it_likes_in_a_field(headers, body):
+    field_counter(headers)(body)
+    assert model_in_form(headers, body) is None
+
+
+def test_a_query_string_may_have_as_many_parameters():
+    target = find_target("/invocations", b"a=1&" * (MOST_FIELDS - 1) + b"model_name=digits")
+    assert target is not None
+    assert target.name == "digits"
+    with pytest.raises(BadRequest, match="1001 parameters"):
+        find_target("/invocations", b"a=1&" * MOST_FIELDS + b"model_name=digits")

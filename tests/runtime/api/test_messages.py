@@ -1,0 +1,171 @@
+"""Bodies and header blocks, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import uuid
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.api.errors import for_v2
+from tsx_runtime.api.headers import NO_CACHE, check_status, handler_headers, new_request_id
+from tsx_runtime.api.messages import DISCARD, ClientGone, Message, discard, read_body
+from tsx_runtime.api.urls import Target, find_target, url_path, with_headers
+from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, _remembered, error_body
+
+
+class Sender:
+    """A client's side of a body: hands out its messages, and counts what was taken."""
+
+    def __init__(self, chunks: Iterable[bytes], *, leaves: bool = False) -> None:
+        self.messages: list[Message] = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+        if leaves:
+            self.messages.append({"type": "http.disconnect"})
+        elif self.messages:
+            self.messages[-1]["more_body"] = False
+        else:
+            self.messages.append({"type": "http.request"})
+        self.taken = 0
+
+    async def receive(self) -> Message:
+        self.taken += 1
+        return self.messages[self.taken - 1]
+
+
+def read(sender: Sender, limit: int, headers: list[tuple[bytes, bytes]] | None = None) -> bytes:
+    async def read_all() -> bytes:
+        try:
+            return await read_body({"headers": headers or []}, sender.receive, limit)
+        except PayloadTooLarge as error:
+            if error.more:
+                await discard(sender.receive)
+            raise
+
+    return asyncio.run(read_all())
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6), st.integers(0, 120))
+def test_a_body_is_what_was_sent_or_too_large(chunks: list[bytes], limit: int) -> None:
+    whole = b"".join(chunks)
+    sender = Sender(chunks)
+    if len(whole) > limit:
+        with pytest.raises(PayloadTooLarge):
+            read(sender, limit)
+    else:
+        assert read(sender, limit) == whole
+    assert sender.taken == len(sender.messages)  # nothing is left that could be taken for the next request
+
+
+def test_too_large_names_the_setting_and_its_value() -> None:
+    with pytest.raises(PayloadTooLarge) as caught:
+        read(Sender([b"12345"]), 4)
+    assert "max_request_size, which is 4 bytes" in caught.value.message
+
+
+def test_a_sender_that_waits_for_a_go_ahead_is_refused_before_it_sends() -> None:
+    sender = Sender([b"12345"])
+    with pytest.raises(PayloadTooLarge):
+        read(sender, 4, [(b"content-length", b"5"), (b"expect", b"100-Continue")])
+    assert sender.taken == 0
+
+
+def test_a_body_without_end_is_not_read_without_end() -> None:
+    piece = bytes(1 << 20)
+    sender = Sender([piece] * 1000)
+    with pytest.raises(PayloadTooLarge):
+        read(sender, 10)
+    assert sender.taken * len(piece) <= DISCARD + 2 * len(piece)
+
+
+@pytest.mark.parametrize(("headers", "taken"), [([(b"content-length", b"11")], 0), ([], 2)], ids=["announced", "chunked"])
+def test_a_body_is_refused_as_soon_as_it_is_known_to_be_too_large(headers: list[tuple[bytes, bytes]], taken: int) -> None:
+    sender = Sender([b"123456"] * 100)
+    with pytest.raises(PayloadTooLarge) as caught:
+        asyncio.run(read_body({"headers": headers}, sender.receive, 10))
+    assert caught.value.more
+    assert sender.taken == taken
+
+
+@pytest.mark.parametrize("chunks", [[], [b"1"], [b"1", b"2"]])
+def test_a_client_that_leaves_is_noticed(chunks: list[bytes]) -> None:
+    with pytest.raises(ClientGone):
+        read(Sender(chunks, leaves=True), 10)
+
+
+def test_request_ids_are_uuids_and_all_differ() -> None:
+    ids = {new_request_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert {uuid.UUID(text.decode()).version for text in ids} == {4}
+    assert all(re.fullmatch(rb"[0-9a-f-]{36}", text) for text in ids)
+
+
+def test_a_handlers_headers_are_passed_on_and_caching_is_forbidden() -> None:
+    assert handler_headers(b"") == NO_CACHE
+    assert handler_headers(b"Content-Type: text/csv\r\nX-Own: 1\r\n") == ((b"content-type", b"text/csv"), (b"x-own", b"1"), *NO_CACHE)
+
+
+def test_a_handlers_own_cache_control_stands() -> None:
+    headers = handler_headers(b"Cache-Control: max-age=60\r\n")
+    assert [value for name, value in headers if name == b"cache-control"] == [b"max-age=60"]
+
+
+def test_framing_and_request_id_are_the_servers() -> None:
+    assert handler_headers(b"Content-Length: 9\r\nTransfer-Encoding: chunked\r\nX-Request-Id: mine\r\nConnection: close\r\n") == NO_CACHE
+
+
+@pytest.mark.parametrize("block", [b"bad name: 1\r\n", b": 1\r\n", b"x: a\x00b\r\n", b"x: a\nSet-Cookie: b\r\n", b"no colon\x7f\r\n"])
+def test_a_header_that_http_does_not_allow_is_an_error(block: bytes) -> None:
+    with pytest.raises(PredictionFailed) as caught:
+        handler_headers(block)
+    assert "The handler set a header that HTTP does not allow" in caught.value.message
+
+
+@pytest.mark.parametrize("status", [0, 100, 199, 600, 4_000_000_000])
+def test_a_status_that_ends_no_request_is_an_error(status: int) -> None:
+    with pytest.raises(PredictionFailed, match=str(status)):
+        check_status(status)
+
+
+def test_a_header_of_the_servers_replaces_the_clients() -> None:
+    target = Target("m", headers=((b"explain", b"True"),))
+    assert with_headers([(b"Explain", b"no"), (b"a", b"b")], target) == [(b"a", b"b"), (b"explain", b"True")]
+
+
+def test_a_body_of_the_open_inference_protocol_that_names_no_type_is_json() -> None:
+    target = find_target("/v2/models/m/infer")
+    assert target is not None
+    protocol = (b"x-tsx-protocol", b"v2")
+    reported = [(b"explain", b"False"), protocol]
+    assert with_headers([], target) == [*reported, (b"content-type", b"application/json")]
+    for own in ((b"Content-Type", b"text/csv"), (b"Inference-Header-Content-Length", b"9")):
+        assert with_headers([own], target) == [own, *reported]
+
+
+def test_errors_of_the_open_inference_protocol_say_the_message_where_its_clients_look() -> None:
+    error = for_v2(error_body(404, "ModelNotFoundException", "Model not found: é"))
+    assert list(json.loads(error)) == ["code", "type", "message", "error"]
+    assert json.loads(error)["error"] == "Model not found: é"
+    for other in (b"", b"text", b"[]", b'{"message": "of a handler"}', b"\xff", b"[" * 100_000):
+        assert for_v2(other) == other
+
+
+def test_a_message_that_quotes_a_large_request_is_not_kept() -> None:
+    error_body(400, "BadRequestException", "kept")
+    before = _remembered.cache_info().currsize
+    assert len(error_body(400, "BadRequestException", "x" * 1_000_000)) > 1_000_000
+    assert _remembered.cache_info().currsize == before > 0
+
+
+@given(st.text())
+def test_a_url_path_is_always_one_header_value(rest: str) -> None:
+    assert re.fullmatch(rb"[\x20-\x7e]*", url_path(rest))
+
+
+def test_an_ordinary_url_path_stays_as_it_is() -> None:
+    assert url_path("v1/chat completions") == b"v1/chat completions"
+    assert url_path("a\r\nexplain: True") == b"a%0D%0Aexplain: True"

@@ -1,0 +1,40 @@
+"""The headers of requests whose answers are stored."""
+
+from __future__ import annotations
+
+import pytest
+
+from tsx_runtime.api.request_options import LONGEST_WAIT, Preference, callback_of, is_stored, parse_preference
+from tsx_runtime.http.fast_lane.heads import Heads
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([b"respond-async"], Preference()),
+        ([b"Respond-Async, wait=10"], Preference(10)),
+        ([b"wait=10", b"return=minimal; foo=bar, respond-async"], Preference(10)),
+        ([b'respond-async; x=1, wait="7"'], Preference(7)),
+        ([b"respond-async, wait=5, wait=9"], Preference(5)),
+        ([b"respond-async, wait=soon"], Preference()),
+        ([b"respond-async, wait=-1"], Preference()),
+        ([b"respond-async, wait=99999999999999999999"], Preference(LONGEST_WAIT)),
+        ([b"wait=10"], None),
+        ([b"no-respond-async"], None),
+        ([], None),
+    ],
+)
+def test_preferences_are_read_as_rfc_7240_has_them(values: list[bytes], expected: Preference | None) -> None:
+    assert parse_preference([(b"prefer", value) for value in values]) == expected
+
+
+def test_a_callback_is_a_header() -> None:
+    assert callback_of([(b"x-tsx-callback-url", b" https://a.example/ ")]) == "https://a.example/"
+    assert callback_of([]) == ""
+
+
+def test_only_heads_that_name_a_preference_or_a_key_are_for_the_other_lane() -> None:
+    assert is_stored([(b"prefer", b"wait=1, Respond-Async")])
+    assert is_stored([(b"idempotency-key", b"k")])
+    assert not is_stored([(b"prefer", b"return=minimal"), (b"content-type", b"respond-async")])
+    assert Heads._read.__code__.co_names.count("is_stored") == 1  # where a head is parsed, and not where it is looked up

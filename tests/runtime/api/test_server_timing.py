@@ -1,0 +1,52 @@
+"""What a request asks beside its answer, read from its headers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tsx_runtime.api.server_timing import TIMED, TimingRequest, parse_timing_request, server_timing
+from tsx_runtime.core.telemetry.batch_times import NAN, batch_times
+
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+SPAN = "00f067aa0ba902b7"
+
+
+@pytest.mark.parametrize(
+    ("traceparent", "trace"),
+    [
+        (f"00-{TRACE}-{SPAN}-01", TRACE),
+        (f"00-{TRACE}-{SPAN}-03", TRACE),
+        (f"cc-{TRACE}-{SPAN}-01-what-is-new", TRACE),
+        (f"00-{TRACE}-{SPAN}-00", ""),  # nobody keeps it
+        (f"00-{TRACE}-{SPAN}-01-x", ""),
+        (f"ff-{TRACE}-{SPAN}-01", ""),
+        (f"00-{'0' * 32}-{SPAN}-01", ""),
+        (f"00-{TRACE}-{'0' * 16}-01", ""),
+        (f"00-{TRACE.upper()}-{SPAN}-01", ""),
+        ("", ""),
+    ],
+)
+def test_only_a_sampled_trace_is_pointed_to(traceparent: str, trace: str) -> None:
+    request = parse_timing_request([(b"traceparent", traceparent.encode())])
+    assert request == (TimingRequest(timing=False, trace_id=trace) if trace else None)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_trace_or_none(value: bytes) -> None:
+    request = parse_timing_request([(b"traceparent", value)])
+    assert request is None or len(request.trace_id) == 32
+
+
+def test_most_requests_ask_nothing() -> None:
+    assert parse_timing_request([(b"host", b"x"), (b"x-tsx-timing", b"0")]) is None
+    assert parse_timing_request([(b"x-tsx-timing", b"1")]) == TIMED
+    assert parse_timing_request([(b"traceparent", f"00-{TRACE}-{SPAN}-01".encode())]) == TimingRequest(timing=False, trace_id=TRACE)
+
+
+def test_the_header_names_the_parts_that_are_known_in_milliseconds() -> None:
+    times = batch_times(10.0, 10.5, 12.0, 3, (10.75, 1.0, 0.25, 0.5, NAN))
+    assert server_timing(times, 9.0) == (
+        b"queue;dur=1000.000, batch;dur=750.000, preprocess;dur=250.000, inference;dur=500.000, total;dur=3000.000"
+    )
