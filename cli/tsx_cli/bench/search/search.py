@@ -154,7 +154,7 @@ def passed_over(state: State) -> list[tuple[Configuration, Prediction | None, st
         why = ruled_out(state, configuration)
         if why is None:
             could = one.most > best * GAIN
-            why = OUT_OF_TIME if could else f"{one.most:.0f} requests/s at most, and {best:.0f} were measured with another"
+            why = OUT_OF_TIME if could else f"{one.most:.0f} requests/s at most, less than another does"
         passed.append((configuration, one.predicted, why))
     return passed
 
