@@ -112,7 +112,7 @@ def with_addresses(settings: Settings, host: str | None, ports: dict[str, int | 
     return settings.model_copy(update=changed)
 
 
-class Source(NamedTuple):
+class LocatedSource(NamedTuple):
     """What `[NAME=]FILE` of the command line names."""
 
     name: str | None
@@ -120,7 +120,7 @@ class Source(NamedTuple):
     kind: SourceKind
 
 
-def find_model(source: Source, parts: HandlerFiles, stack: ExitStack, huggingface: HuggingFaceOptions = NONE_OF_THEM) -> StartModel:
+def find_model(source: LocatedSource, parts: HandlerFiles, stack: ExitStack, huggingface: HuggingFaceOptions = NONE_OF_THEM) -> StartModel:
     """Find out how to serve a path.
 
     What is no archive becomes a directory like an unpacked one, which `stack` removes.
@@ -141,7 +141,7 @@ def find_model(source: Source, parts: HandlerFiles, stack: ExitStack, huggingfac
     return replace(start, order=replace(start.order, url=url))
 
 
-def locate(argument: str, settings: Settings) -> Source:
+def locate(argument: str, settings: Settings) -> LocatedSource:
     """Find `[NAME=]FILE` in the working directory, else in the store.
 
     A directory that is no model does not hide a file or directory of the store; what hides one is named.
@@ -156,9 +156,9 @@ def locate(argument: str, settings: Settings) -> Source:
     if kind in ("Hugging Face", "MLflow") or (path.exists() and (stored is None or kind != "directory")):
         if stored is not None and stored.resolve() != path.resolve():
             print(f"'{path}' is that of the working directory, not '{stored}' of the {store_name}", flush=True)
-        return Source(name, path, kind)
+        return LocatedSource(name, path, kind)
     if stored is not None:
-        return Source(name, stored, classify(stored))
+        return LocatedSource(name, stored, classify(stored))
     beside = f", nor in the {store_name} '{store}'" if store else ""
     near = similar_file(path) or (similar_file(store / path) if store else "")
     raise CliError(f"there is no file '{path}'{beside}{near or ';'} name an archive, a model directory or a model file")

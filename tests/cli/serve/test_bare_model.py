@@ -26,7 +26,7 @@ from tsx_cli.archive.model_file import HandlerFiles, work_out
 from tsx_cli.archive.source import classify
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.main import main
-from tsx_cli.serve.server import Source, find_model, locate, with_addresses, with_grpc_addresses
+from tsx_cli.serve.server import LocatedSource, find_model, locate, with_addresses, with_grpc_addresses
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.worker.handlers.models.model_files import load_onnx
 
@@ -59,7 +59,7 @@ def test_the_configuration_of_a_model_directory_is_copied_as_a_server_reads_no_l
     save_file({"weight": torch.zeros(1)}, tmp_path / "model.safetensors")
     (tmp_path / "tokenizer.json").write_text("{}")
     with ExitStack() as stack:
-        start = find_model(Source(None, tmp_path, classify(tmp_path)), HandlerFiles(), stack)
+        start = find_model(LocatedSource(None, tmp_path, classify(tmp_path)), HandlerFiles(), stack)
         assert start.path is not None
         with open_archive(start.path) as opened:
             assert opened.config.raw == {"batchSize": 4}
@@ -236,7 +236,7 @@ def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(tmp_path: Path, c
     make_directory(tmp_path / "iris", "data/model.pth")
     (tmp_path / "iris" / "MLmodel").write_text("flavors: {python_function: {}, pytorch: {model_data: data}}")
     with ExitStack() as stack:
-        start = find_model(Source("flowers", tmp_path / "iris", "MLflow"), HandlerFiles(), stack)
+        start = find_model(LocatedSource("flowers", tmp_path / "iris", "MLflow"), HandlerFiles(), stack)
         assert start.path is not None
         manifest = manifest_of(start.path)
         assert (manifest.model_name, manifest.handler, start.order.url) == ("flowers", "mlflow_pyfunc", "iris")
@@ -248,7 +248,7 @@ def test_an_mlflow_directory_is_served_as_tsx_archive_packs_it(tmp_path: Path, c
 def test_the_working_directory_has_its_name_as_the_address_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(make_directory(tmp_path / "net", MANIFEST))
     with ExitStack() as stack:
-        assert find_model(Source(None, Path(), classify(Path())), HandlerFiles(), stack).order.url == "net"
+        assert find_model(LocatedSource(None, Path(), classify(Path())), HandlerFiles(), stack).order.url == "net"
 
 
 def test_options_of_a_bare_model_do_not_go_with_an_mlflow_model(run: Run, tmp_path: Path) -> None:
