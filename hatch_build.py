@@ -19,7 +19,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOT = Path(__file__).parent
 RUNTIME = ROOT / "runtime"
 LIBRARY = "tsx_runtime.hot_path"  # the extension that holds the code of all modules; `version.is_compiled` looks for it
-MODULES = (  # docs/decisions/08-mypyc-modules.md says how they were chosen
+MODULES = (  # docs/concepts/decisions/08-mypyc-modules.md says how they were chosen
     "wire",
     "worker/channel",
     "worker/codecs/requests",

@@ -1,9 +1,9 @@
 """Whether `tsx bench` finds a configuration about as good as the best of its grid, in a fraction of the time, also on a machine that is
 not quiet: an exhaustive measurement of the grid first, then searches, judged by the exhaustive figures.
 
-    python benchmarks/search_quality.py detector.mar --exhaustive 25m --directory docs/bench/detector
-    python benchmarks/search_quality.py detector.mar --searches 5 --time-limit 100s --directory docs/bench/detector
-    python benchmarks/search_quality.py detector.mar --searches 5 --time-limit 100s --stress --directory docs/bench/detector
+    python benchmarks/search_quality.py detector.mar --exhaustive 25m --directory docs/reference/bench/detector
+    python benchmarks/search_quality.py detector.mar --searches 5 --time-limit 100s --directory docs/reference/bench/detector
+    python benchmarks/search_quality.py detector.mar --searches 5 --time-limit 100s --stress --directory docs/reference/bench/detector
 
 The first can be interrupted; the same command goes on where it ended. It leaves exhaustive.json in the directory, and
 exhaustive.csv for people. `--stress` runs `stress-ng --cpu 1` beside each search, and ends it by its process id.
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--searches", type=int, default=0, help="how many searches are judged by it")
     parser.add_argument("--time-limit", default="100s", help="of each search")
     parser.add_argument("--stress", action="store_true", help="beside stress-ng --cpu 1")
-    parser.add_argument("--directory", type=Path, default=Path("docs/bench/detector"), help="where the table is kept")
+    parser.add_argument("--directory", type=Path, default=Path("docs/reference/bench/detector"), help="where the table is kept")
     parser.epilog = "Options after -- are those of tsx bench, instead of the detector's grid."
     own, words = sys.argv[1:], [*GRID, *TOLERANCE]
     if "--" in own:

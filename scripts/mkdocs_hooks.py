@@ -21,15 +21,19 @@ ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 BOOSTS = {  # of a page's rank in the search: what looks up or records stands behind what explains
     "docs/start/faq.md": 2.0,
     "docs/reference/*": 0.1,
-    "docs/deploy/*": 0.5,
-    "docs/torchserve*.md": 0.1,
-    "docs/architecture.md": 0.05,
-    "docs/data-plane.md": 0.05,
-    "docs/decisions/*": 0.05,
-    "docs/bench/*": 0.1,
+    "docs/guides/deploy/*": 0.5,
+    "docs/*/torchserve*.md": 0.1,
+    "docs/concepts/architecture.md": 0.05,
+    "docs/concepts/data-plane.md": 0.05,
+    "docs/concepts/decisions/*": 0.05,
+    "docs/reference/bench/*": 0.1,
     "benchmarks/*": 0.01,
     "CHANGELOG.md": 0.1,
 }
+FOLDERS = ("start", "guides", "concepts", "reference")
+REDIRECT = """<!doctype html><meta charset="utf-8"><title>Moved</title>
+<meta http-equiv="refresh" content="0; url={0}"><a href="{0}">This page has moved.</a>
+"""
 BOUNDS = {"gt": "more than", "ge": "at least", "le": "at most"}
 
 
@@ -60,6 +64,17 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     page.meta.setdefault("search", {"boost": boost})
     markdown = MARKED.sub(lambda block: f"```{block[1]}" + (f' title="{block[2]}"' if block[2] else ""), markdown)
     return ROW.sub(lambda row: re.sub(r"`[^`]+`", lambda code: code[0].replace(r"\|", "|"), row[0]), markdown)
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Leave a redirect where each page was before docs/ had folders."""
+    site = Path(config.site_dir)
+    for folder in FOLDERS:
+        for page in (site / folder).rglob("index.html"):
+            old = site / page.relative_to(site / folder)
+            if not old.exists():
+                old.parent.mkdir(parents=True, exist_ok=True)
+                old.write_text(REDIRECT.format(posixpath.relpath(page.parent, old.parent) + "/"), encoding="utf-8")
 
 
 class AttributesFromSource(griffe.Extension):

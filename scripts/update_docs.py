@@ -122,7 +122,7 @@ def results_schema() -> str:
 def main() -> int:
     stale = []
     policies = {f"infra/iam/{name}.json": json.dumps(each, indent=2) + "\n" for name, each in documents().items()}
-    for path, content in {"docs/bench-results.schema.json": results_schema(), **policies}.items():
+    for path, content in {"docs/reference/bench-results.schema.json": results_schema(), **policies}.items():
         whole = ROOT / path
         if not whole.is_file() or whole.read_text(encoding="utf-8") != content:
             stale.append(path)
@@ -130,9 +130,9 @@ def main() -> int:
                 whole.write_text(content, encoding="utf-8")
     for file, name, part in (
         (ROOT / "README.md", "rooms", rooms()),
-        (ROOT / "docs" / "architecture.md", "floors", floors()),
-        (ROOT / "docs" / "configuration.md", "settings", settings_table()),
-        (ROOT / "docs" / "configuration.md", "limits", limits_table()),
+        (ROOT / "docs" / "concepts" / "architecture.md", "floors", floors()),
+        (ROOT / "docs" / "reference" / "configuration.md", "settings", settings_table()),
+        (ROOT / "docs" / "reference" / "configuration.md", "limits", limits_table()),
     ):
         text = file.read_text(encoding="utf-8")
         wanted = with_part(text, name, part)

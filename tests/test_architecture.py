@@ -1,4 +1,4 @@
-"""The rooms stay apart: imports point down the floors of docs/architecture.md, and importing anything changes nothing."""
+"""The rooms stay apart: imports point down the floors of docs/concepts/architecture.md, and importing anything changes nothing."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def imported(module: str) -> list[tuple[str, int]]:
 
 def test_imports_point_down_the_floors() -> None:
     homeless = {module for module in MODULES if part(module) is None} - {"tsx_runtime"}
-    assert not homeless, "these stand on no floor: add them to MAY_IMPORT and to docs/architecture.md"
+    assert not homeless, "these stand on no floor: add them to MAY_IMPORT and to docs/concepts/architecture.md"
     upward = [
         f"{module}, line {line}: {name}"
         for module in MODULES

@@ -32,7 +32,7 @@ from tsx_cli.mlflow_deployments import TsxDeploymentClient, address
 
 pytestmark = pytest.mark.slow
 
-PAGE = Path(__file__).parents[2] / "docs" / "mlflow.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "mlflow.md"
 ROW = [[1.0, 2.0, 3.0, 4.0]]
 
 

@@ -1,4 +1,4 @@
-"""The differences that are meant, each with its name, as docs/torchserve.md lists them."""
+"""The differences that are meant, each with its name, as docs/reference/torchserve.md lists them."""
 
 from __future__ import annotations
 

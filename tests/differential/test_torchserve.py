@@ -25,7 +25,7 @@ def test_each_accepted_difference_is_still_there(answers) -> None:
         case = STORY[key] if isinstance(key, int) else key
         for what, (theirs, ours) in differences(*pair).items():
             left -= {difference.name for difference in ACCEPTED if difference.covers(case, what, theirs, ours, pair)}
-    assert not left, "these are no differences any more; take them out of accepted.py and docs/torchserve.md"
+    assert not left, "these are no differences any more; take them out of accepted.py and docs/reference/torchserve.md"
 
 
 def check(case: Case, pair) -> None:

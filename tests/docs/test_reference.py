@@ -25,7 +25,7 @@ def test_file_tree_and_settings_are_those_of_the_code() -> None:
 
 
 def test_keys_of_the_model_configuration_exist() -> None:
-    configuration = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    configuration = (ROOT / "docs" / "reference" / "configuration.md").read_text(encoding="utf-8")
     named = {key for row in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", configuration, re.MULTILINE) for key in re.findall(r"`(\w+)`", row)}
     known = keys_of(ModelConfig)
     assert {"minWorkers", "batchSize"} <= named - set(Settings.model_fields) <= known.keys()

@@ -28,18 +28,18 @@ GUIDES = {  # words that people search for, and the page that the search of the 
     "memory limit": "/start/faq/",
     "limit memory": "/start/faq/",
     "out of memory": "/start/faq/",
-    "text classification": "/text-classifier/",
-    "vocabulary": "/text-classifier/",
+    "text classification": "/start/text-classifier/",
+    "vocabulary": "/start/text-classifier/",
     "nginx": "/start/faq/",
     "path prefix": "/start/faq/",
     "reverse proxy": "/start/faq/",
     "rollback": "/start/faq/",
-    "canary": "/routing/",
-    "quantization": "/optimize/",
-    "streaming": "/serving-modes/",
-    "CORS": "/http-api/",
+    "canary": "/guides/routing/",
+    "quantization": "/guides/optimize/",
+    "streaming": "/guides/serving-modes/",
+    "CORS": "/guides/http-api/",
     "upgrade": "/start/faq/",
-    "https": "/configuration/",
+    "https": "/reference/configuration/",
     "GPU": "/start/faq/",
     "batch size": "/start/faq/",
     "batching": "/start/faq/",
@@ -92,6 +92,7 @@ def test_site_builds_strictly_and_its_links_lead_somewhere(site: Path) -> None:
     followed = [(path, url) for path, page in pages.items() for url in {*page.links, *page.loads} if is_internal(url)]
     assert len(followed) > 1000
     assert [(str(path), url) for path, url in followed if not leads_somewhere(url, path, site, pages)] == []
+    assert "url=../guides/archive/" in (site / "archive" / "index.html").read_text(), "addresses of before docs/ had folders"
     from_elsewhere = [url for page in pages.values() for url in page.loads if urlsplit(url).netloc]
     assert from_elsewhere == [], "readers' browsers would ask other hosts for parts of a page"
 

@@ -1,4 +1,4 @@
-"""The table in docs/security.md of the calls that each token opens, compared with what a server with tokens answers."""
+"""The table in docs/guides/security.md of the calls that each token opens, compared with what a server with tokens answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Opens = dict[tuple[str, str], str]  # (address, route) -> the token that opens i
 
 def in_table() -> Iterator[tuple[str, str, str]]:
     """Yield each token, address and pattern."""
-    text = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "security.md").read_text(encoding="utf-8")
     section = text.partition("## What each token opens\n")[2].partition("\n## ")[0]
     for line in section.splitlines():
         address, *cells = (cell.strip() for cell in line.strip("|").split("|"))
@@ -149,6 +149,6 @@ def test_the_table_of_tokens_is_what_the_routes_and_methods_ask_for(settings: Se
     for (address, route), token in named.items():
         found = [each for each in patterns if each[1] == address and matches(each[2], route)]
         best = max(found, key=lambda each: len(each[2]), default=("nothing", address, route))
-        assert best[0] == token, f"docs/security.md says of {route} at the {address} address: {best[0]}. It is {token}."
+        assert best[0] == token, f"docs/guides/security.md says of {route} at the {address} address: {best[0]}. It is {token}."
     unused = [each for each in patterns if not any(each[1] == address and matches(each[2], route) for address, route in named)]
-    assert not unused, "docs/security.md names what no server has"
+    assert not unused, "docs/guides/security.md names what no server has"

@@ -97,7 +97,7 @@ def test_tests_run_on_each_python_that_is_supported(project: dict[str, Any], pyt
 
 
 def test_table_of_supported_systems_is_that_of_pyproject(project: dict[str, Any], pythons: list[str]) -> None:
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guides" / "operations.md").read_text(encoding="utf-8")
     assert f"| Python | CPython {', '.join(pythons)} |" in text
     (torch,) = (each for each in project["dependencies"] if re.match(r"torch\W", each))
     assert f"| PyTorch | {torch.removeprefix('torch>=')} or later |" in text

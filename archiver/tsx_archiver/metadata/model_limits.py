@@ -1,7 +1,7 @@
 """The limits of one model, each declared once: a new limit is one row here, and the line that enforces it.
 
 Derived from a row: the key of model-config.yaml, the parameter of a registration and of a later change, the setting of `[models.NAME]`,
-the fields of `RegisterOrder` and `Plan`, the field of a description, of a snapshot where `saved`, and the table of docs/configuration.md.
+the fields of `RegisterOrder` and `Plan`, the field of a description, of a snapshot where `saved`, and the table of docs/reference/configuration.md.
 """
 
 # ruff: noqa: RUF009  (each row is a dataclass field)

@@ -130,7 +130,7 @@ def _reflection(names: list[str], guard: Guard | None, ledger: Ledger, admission
 
 
 def options(settings: Settings) -> list[tuple[str, Any]]:
-    """The channel arguments of a port: see docs/security.md for the attack that each is for."""
+    """The channel arguments of a port: see docs/guides/security.md for the attack that each is for."""
     patience = settings.header_timeout * 1000
     chosen: list[tuple[str, Any]] = [
         ("grpc.max_receive_message_length", settings.max_request_size),

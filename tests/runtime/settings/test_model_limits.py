@@ -14,7 +14,7 @@ from tsx_runtime.core.models.plan import RegisterOrder, plan, with_own_settings
 from tsx_runtime.settings.schema import ModelSettings, Settings
 from tsx_runtime.settings.torchserve import VersionSettings
 
-DOCS = Path(__file__).parents[3] / "docs" / "configuration.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
 
 def values(name: str) -> list[int]:

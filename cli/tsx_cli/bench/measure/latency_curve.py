@@ -93,10 +93,10 @@ def implausible(points: Sequence[CurvePoint]) -> list[int]:
 def _check(worker: StandaloneWorker, variant: Configuration) -> None:
     """Whether the worker is what it should be: the figures of another would be taken for its own."""
     if variant.precision not in (AS_IS, worker.precision):
-        problem = "its handler ignores `precision`: see docs/handlers.md"
+        problem = "its handler ignores `precision`: see docs/guides/handlers.md"
         raise WorkerFailed(problem if worker.precision is None else f"its handler computes in {worker.precision} instead")
     if variant.form not in (None, REFERENCE, worker.form):
-        ignored = "its handler ignores `forms`: see docs/handlers.md"
+        ignored = "its handler ignores `forms`: see docs/guides/handlers.md"
         raise WorkerFailed("; ".join(worker.forms_passed_over) or ignored)
     if worker.device.partition(":")[0] != variant.device:
         raise WorkerFailed(f"its handler runs on {worker.device}, not on {variant.device}")

@@ -120,7 +120,7 @@ def of_archive(inspection: Inspection) -> tuple[list[Payload], str] | None:
 
 
 def kind_of(inspection: Inspection) -> str | None:
-    """What its handler takes, by its name, or by the text of its file: `input_kind` (docs/handlers.md), or the class it extends."""
+    """What its handler takes, by its name, or by the text of its file: `input_kind` (docs/guides/handlers.md), or the class it extends."""
     handler = inspection.manifest.handler
     if handler in OF_HANDLERS:
         return OF_HANDLERS[handler]

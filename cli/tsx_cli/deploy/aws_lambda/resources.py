@@ -106,7 +106,7 @@ def _function(spec: DeploySpec, facts: Facts) -> tuple[dict[str, Any], str]:
         "EphemeralStorage": {"Size": own.storage},
         "Architectures": [own.architecture],
     }
-    variables = {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}  # docs/deploy/lambda.md has these
+    variables = {"TSX_LAMBDA_ANSWERS": "streamed"} if own.streaming else {}  # docs/guides/deploy/lambda.md has these
     if own.queue is not None and own.queue.results is not None:
         variables["TSX_LAMBDA_RESULTS"] = own.queue.results
         variables["TSX_LAMBDA_RESULTS_OWNER"] = own.queue.results_owner or facts.account

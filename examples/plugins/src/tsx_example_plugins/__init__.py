@@ -1,1 +1,1 @@
-"""One plugin of each kind for tsx-serve; docs/plugins.md tells how they are loaded."""
+"""One plugin of each kind for tsx-serve; docs/guides/plugins.md tells how they are loaded."""

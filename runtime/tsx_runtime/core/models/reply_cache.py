@@ -1,4 +1,4 @@
-"""The reply cache of a version: stands in front of its queue and answers requests that were answered before (docs/caching.md)."""
+"""The reply cache of a version: stands in front of its queue and answers requests that were answered before (docs/guides/caching.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The queue of a model whose batches are bounded by the cost of their requests, or have preferred sizes (docs/batching.md)."""
+"""The queue of a model whose batches are bounded by the cost of their requests, or have preferred sizes (docs/guides/batching.md)."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def warn_of_unknown_models(settings: Settings, names: Sequence[str]) -> None:
 def log_privileges(settings: Settings, env: Mapping[str, str], *, platform_decides: bool) -> None:
     """`platform_decides`: whether the platform chooses the user that the server runs as."""
     if hasattr(os, "geteuid") and os.geteuid() == 0 and not platform_decides:
-        logger.warning("the server runs as root, and so does the code of every model; run it as a separate user (see docs/security.md)")
+        logger.warning("the server runs as root, and so does the code of every model; run it as a separate user (see docs/guides/security.md)")
     hidden = [name for name in hidden_variables(settings, env) if name not in SERVERS]
     if hidden:
         logger.info("models cannot read these environment variables unless pass_env names them: %s", ", ".join(sorted(hidden)))

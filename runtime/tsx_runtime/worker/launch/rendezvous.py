@@ -2,7 +2,7 @@
 
 torch's own stores listen on all addresses and ask for no password, and its dynamic rendezvous
 unpickles what they hold: whoever reaches the port runs code. Groups across machines need it all the
-same (docs/security.md).
+same (docs/guides/security.md).
 """
 
 from __future__ import annotations

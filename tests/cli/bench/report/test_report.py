@@ -38,7 +38,7 @@ from tsx_cli.bench.report.tables import csv_rows, headline, tables
 from tsx_cli.bench.search.verdict import conclude
 from tsx_cli.bench.storage.compare import compare, parse_condition, show_compared
 
-SCHEMA = Path(__file__).parents[4] / "docs" / "bench-results.schema.json"
+SCHEMA = Path(__file__).parents[4] / "docs" / "reference" / "bench-results.schema.json"
 
 
 @pytest.fixture(scope="module")

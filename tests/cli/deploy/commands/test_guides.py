@@ -15,7 +15,7 @@ from tsx_cli.deploy.commands.spec_file import read_spec
 from tsx_cli.deploy.spec import DeploySpec
 from tsx_cli.main import main
 
-GUIDES = Path(__file__).parents[4] / "docs" / "deploy"
+GUIDES = Path(__file__).parents[4] / "docs" / "guides" / "deploy"
 COMMANDS = sorted(
     {
         line.strip()

@@ -153,7 +153,7 @@ def test_the_policies_in_the_documentation_open_the_port_of_requests_alone_to_ot
 
 
 def test_a_pod_exposes_the_ports_that_the_documentation_names() -> None:
-    text = (Path(__file__).parents[4] / "docs" / "security.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[4] / "docs" / "guides" / "security.md").read_text(encoding="utf-8")
     (row,) = re.findall(r"\| a pod of `tsx deploy --target kubernetes`: ([^|]*)\|", text)
     (container,) = made(**CASES["grpc"])["Deployment"]["spec"]["template"]["spec"]["containers"]
     assert {each["containerPort"] for each in container["ports"]} == {int(port) for port in re.findall(r"[0-9]+", row)}

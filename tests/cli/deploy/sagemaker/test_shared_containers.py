@@ -161,7 +161,7 @@ def test_models_of_a_multi_model_endpoint_answer_by_the_key_that_status_says(
 def test_the_model_of_a_deployment_runs_in_a_batch_transform_job_as_the_guide_shows(
     containers: Containers, course: Course, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The example of docs/deploy/sagemaker.md, with the model that `tsx deploy status` names."""
+    """The example of docs/guides/deploy/sagemaker.md, with the model that `tsx deploy status` names."""
     handler = "def handle(data, context):\n    return data and [{'n': row['body']['n'] * 2, 'together': len(data)} for row in data]\n"
     a = Deploy(make_model(tmp_path / "double.mar", handler, config="batchSize: 8\n"), "sagemaker", capsys)
     a.apply()
@@ -179,6 +179,6 @@ def test_the_model_of_a_deployment_runs_in_a_batch_transform_job_as_the_guide_sh
 
 def example() -> str:
     """The Python of the section about batch transform."""
-    section = (Path(__file__).parents[4] / "docs" / "deploy" / "sagemaker.md").read_text().split("## Batch transform jobs\n")[1]
+    section = (Path(__file__).parents[4] / "docs" / "guides" / "deploy" / "sagemaker.md").read_text().split("## Batch transform jobs\n")[1]
     lines = section.partition("\n## ")[0].splitlines()
     return "\n".join(line[4:] for line in lines if line.startswith("    "))

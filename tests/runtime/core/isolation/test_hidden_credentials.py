@@ -130,5 +130,5 @@ def test_every_secret_of_the_settings_is_one_of_the_servers() -> None:
 
 
 def test_the_documentation_lists_what_is_hidden() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "security.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "guides" / "security.md").read_text()
     assert [pattern for pattern in CREDENTIALS if f"`{pattern}`" not in page] == []

@@ -98,7 +98,7 @@ def test_every_public_name_of_torchserve_is_included_or_says_what_to_use_instead
     parts = [f"{module}.{name}" for module, listed in names().items() for name in listed if module.startswith(PARTS)]
     assert refused.keys() == {*hints, *parts}
     assert all(hint in refused[name] for name, hint in [*hints.items(), *((part, "generate_manifest_json") for part in parts)])
-    documented = (ROOT / "docs" / "torchserve.md").read_text(encoding="utf-8")
+    documented = (ROOT / "docs" / "reference" / "torchserve.md").read_text(encoding="utf-8")
     assert [name for name in [*ts_shim.INSTEAD, PARTS] if f"`{name}`" not in documented] == []
 
 

@@ -40,7 +40,7 @@ class _Message(NamedTuple):
 
 
 def split(body: Body, head: int | None, most: int, room: int) -> list[RowsPart] | None:
-    """In parts of `most` rows. None for what has no more rows, or is left for the worker to report: see docs/batching.md.
+    """In parts of `most` rows. None for what has no more rows, or is left for the worker to report: see docs/guides/batching.md.
 
     A tensor's rows are along its first dimension, in which all must agree. `head`: as in RowsPart. Raises PayloadTooLarge for more than
     `room` parts.
